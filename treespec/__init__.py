@@ -1,0 +1,27 @@
+"""treespec: tree-based speculative decoding with dynamic topology pruning, for unmodified Hugging Face models."""
+
+from treespec import policies
+from treespec.api import custom_generate, generate, start, steps
+from treespec.drafters import ModelDrafter, NgramDrafter
+from treespec.errors import TreespecError
+from treespec.events import Generation, Stats, StepEvent
+from treespec.tree import Reason, TokenTree, TreeBatch
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Generation",
+    "ModelDrafter",
+    "NgramDrafter",
+    "Reason",
+    "Stats",
+    "StepEvent",
+    "TokenTree",
+    "TreeBatch",
+    "TreespecError",
+    "custom_generate",
+    "generate",
+    "policies",
+    "start",
+    "steps",
+]

@@ -1,0 +1,165 @@
+"""A preallocated KV cache for any Hugging Face causal LM: append a tree in place, keep one path of it, in place.
+
+transformers' ``DynamicCache`` concatenates the whole cache at every forward and has no per-position gather. Here each
+layer owns one buffer with room to spare; ``update`` writes behind the committed tokens and returns a view; ``keep``
+moves the accepted rows down. Sliding-window layers keep all rows as well: on a tree the window runs over positions
+along the path, not over slots, so it is the mask that enforces it (see :mod:`treespec.model`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+GROWTH = 64  # rows; buffers are sized in steps of this many
+
+
+class TreeLayer(CacheLayerMixin):
+    """One layer's keys and values ``[1, heads, capacity, dim]``, of which the first ``length`` rows are in use."""
+
+    is_compileable = False
+    is_croppable = True
+
+    def __init__(self, capacity: int, is_sliding: bool = False) -> None:
+        self.capacity = capacity
+        self.is_sliding = is_sliding
+        self.is_initialized = False
+        self.length = 0
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    @property
+    def keys(self) -> Tensor | None:
+        """The rows in use, a view."""
+        return None if self._keys is None else self._keys[:, :, : self.length]
+
+    @property
+    def values(self) -> Tensor | None:
+        """The rows in use, a view."""
+        return None if self._values is None else self._values[:, :, : self.length]
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate on the layer's own device, when its first keys show which that is."""
+        self._keys, self._values = self._allocate(key_states), self._allocate(value_states)
+        self.is_initialized = True
+
+    def _allocate(self, like: Tensor) -> Tensor:
+        batch, heads, _, dim = like.shape
+        # a buffer born in inference mode could not be written outside it, in a later turn
+        with torch.inference_mode(False):
+            return torch.zeros(batch, heads, self.capacity, dim, dtype=like.dtype, device=like.device)
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write ``n`` new rows behind the used ones and return views of all used rows."""
+        end = self.length + key_states.shape[-2]
+        if not self.is_initialized:
+            self.capacity = max(self.capacity, _round_up(end))
+            self.lazy_initialization(key_states, value_states)
+        elif end > self.capacity:
+            self._grow(end)
+        assert self._keys is not None and self._values is not None
+        self._keys[:, :, self.length : end] = key_states
+        self._values[:, :, self.length : end] = value_states
+        self.length = end
+        return self._keys[:, :, :end], self._values[:, :, :end]
+
+    def _grow(self, rows: int) -> None:
+        assert self._keys is not None and self._values is not None
+        old_keys, old_values, used = self._keys, self._values, self.length
+        self.capacity = _round_up(max(rows, self.capacity + self.capacity // 2))
+        self.lazy_initialization(old_keys, old_values)
+        self._keys[:, :, :used] = old_keys[:, :, :used]
+        self._values[:, :, :used] = old_values[:, :, :used]
+
+    def keep(self, base: int, rows: Tensor | None, moved: int, length: int) -> None:
+        """Move ``rows`` (absolute, on this layer's device) to ``base + moved``, then cut to ``length`` rows."""
+        if rows is not None and self._keys is not None and self._values is not None:
+            to = slice(base + moved, base + moved + rows.numel())
+            self._keys[:, :, to] = self._keys.index_select(2, rows)
+            self._values[:, :, to] = self._values.index_select(2, rows)
+        self.length = length
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last ``-tokens_to_remove`` rows (transformers' sign convention).
+
+        Raises:
+            ValueError: for a positive number.
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(f"crop takes minus the number of tokens to remove; got {tokens_to_remove}")
+        self.length = max(0, self.length + tokens_to_remove)
+
+    def reset(self) -> None:
+        """Forget everything; the buffer stays."""
+        self.length = 0
+
+    def get_seq_length(self) -> int:
+        """Rows in use."""
+        return self.length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(rows after a forward of ``query_length`` tokens, offset 0): nothing is ever evicted."""
+        return self.length + query_length, 0
+
+    def get_max_length(self) -> int:
+        """-1: the layer grows when it must."""
+        return -1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes allocated, used or not."""
+        return sum(t.numel() * t.element_size() for t in (self._keys, self._values) if t is not None)
+
+
+def _round_up(rows: int) -> int:
+    return -(-rows // GROWTH) * GROWTH
+
+
+class TreeCache(Cache):
+    """The cache of one generation; plugs into any HF causal LM as ``cache=``.
+
+    Args:
+        kinds: per layer ``"full"`` or ``"sliding"``; anything else is an error of the caller.
+        capacity: rows to allocate at first use; more are added when needed.
+    """
+
+    def __init__(self, kinds: Sequence[str], capacity: int = GROWTH) -> None:
+        rows = _round_up(max(capacity, 1))
+        super().__init__(layers=[TreeLayer(rows, kind == "sliding") for kind in kinds])
+
+    @property
+    def length(self) -> int:
+        """Rows in use: committed tokens plus those of the last tree until :meth:`keep` or :meth:`truncate`."""
+        return int(self.layers[0].length)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all layers' buffers."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    def keep(self, base: int, slots: Sequence[int]) -> None:
+        """Of the rows behind ``base`` keep those at ``slots`` (ascending, relative to ``base``), in that order.
+
+        Rows that already stand where they belong are not touched; the others move by one gather per layer, on the
+        layer's own device.
+        """
+        moved = next((i for i, slot in enumerate(slots) if slot != i), len(slots))
+        length = base + len(slots)
+        index: dict[torch.device, Tensor] = {}
+        for layer in self.layers:
+            rows = None
+            if moved < len(slots) and layer.is_initialized:
+                device = layer._keys.device
+                if device not in index:
+                    index[device] = torch.tensor([base + s for s in slots[moved:]], device=device)
+                rows = index[device]
+            layer.keep(base, rows, moved, length)
+
+    def truncate(self, length: int) -> None:
+        """Forget every row from ``length`` on."""
+        for layer in self.layers:
+            layer.length = min(layer.length, length)

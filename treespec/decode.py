@@ -1,0 +1,210 @@
+"""The loop: draft -> prune -> verify -> commit, one :class:`StepEvent` at a time.
+
+``Decoding`` is the only decode loop of the package: ``generate``, the transformers adapter, the command line and the
+notebooks all consume its events. Plain decoding is the same loop with an empty tree.
+
+What is emitted is decided token by token: each token of the accepted path is appended, then the stopping criteria are
+asked with exactly the text so far, so nothing after a stop is returned, streamed, counted or cached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from treespec.drafters.base import Drafted, Drafter, DraftRequest
+from treespec.errors import NonFiniteLogitsError
+from treespec.events import StepEvent, StepTimes
+from treespec.model import Session, TreeModel
+from treespec.policies.base import Observation, Policy
+from treespec.request import Request
+from treespec.shaping import draft_shape
+from treespec.tree import TokenTree
+from treespec.verify import Rule
+
+TREE_ROOM = 64  # rows beside the text that the caches start with
+
+
+class Decoding:
+    """One text under way. Iterate over it for its steps, or call :meth:`run`.
+
+    Args:
+        target: the model whose output counts.
+        request: prompt, processors and criteria, prepared by transformers.
+        drafter: guesses the trees; None decodes plainly.
+        policy: grows and prunes them.
+        rule: accepts.
+        streamer: a transformers streamer, or None.
+    """
+
+    def __init__(
+        self, target: TreeModel, request: Request, drafter: Drafter | None, policy: Policy, rule: Rule, streamer: Any = None
+    ) -> None:
+        rule.check(policy)
+        target.limits.check_prompt(len(request.visible), request.most_new)
+        self.target, self.request, self.policy, self.rule = target, request, policy, rule
+        self.drafter = drafter if policy.levels > 0 else None
+        self.streamer = streamer
+        self.finished = False
+        self.length = len(request.visible)  # committed tokens the models see, the root included
+        self.emitted = 0
+        self.scores: list[Tensor] = []
+        self.logits: list[Tensor] = []
+        config = request.config
+        self._keep_scores = config.return_dict_in_generate and config.output_scores
+        self._keep_logits = config.return_dict_in_generate and config.output_logits
+        prompt = request.input_ids
+        self._ids = torch.zeros(1, prompt.shape[1] + max(request.most_new, 0), dtype=torch.long, device=prompt.device)
+        self._ids[:, : prompt.shape[1]] = prompt
+        self._text = list(request.visible)
+        self._session = self._begin_target()
+        if self.drafter is not None:
+            shape = draft_shape(request.processors)
+            noise = rule.noise if rule.noise(0) is not None else None
+            capacity = self.length + request.most_new + TREE_ROOM
+            self.drafter.begin(DraftRequest(self._text, capacity, target.vocabulary, shape, noise))
+
+    def _begin_target(self) -> Session:
+        cache = self.request.cache
+        if cache is None:
+            return self.target.session(self.length + self.request.most_new + TREE_ROOM)
+        cache.truncate(min(cache.length, self.length - 1))  # at least the last token must be fed for its logits
+        return Session(self.target, cache, cache.length)
+
+    @property
+    def sequences(self) -> Tensor:
+        """``[1, L + new]``: what was given and what was emitted."""
+        return self._ids[:, : self.request.input_ids.shape[1] + self.emitted]
+
+    def __iter__(self) -> Iterator[StepEvent]:
+        """Steps until a criterion stops the text; the first is the prefill."""
+        index = 0
+        while not self.finished:
+            with torch.no_grad():
+                event = self._prefill() if index == 0 else self._step(index)
+            index += 1
+            yield event
+        if self.streamer is not None:
+            self.streamer.end()
+
+    def run(self) -> list[StepEvent]:
+        """All steps."""
+        return list(self)
+
+    def _prefill(self) -> StepEvent:
+        """Read the prompt; its last token's logits give the first new token."""
+        start = perf_counter()
+        if self.streamer is not None:
+            self.streamer.put(self.request.input_ids.cpu())
+        logits = self._session.extend(self._text[self._session.length :])
+        assert logits is not None
+        tree = TokenTree.root_only(self._text[-1])
+        return self._emit(0, tree, [0], tree, logits, [], StepTimes(verify=self._session.seconds), start)
+
+    def _step(self, index: int) -> StepEvent:
+        start = perf_counter()
+        drafted = self._draft()
+        tree = drafted.tree if drafted else TokenTree.root_only(self._text[-1])
+        kept, origin = tree.kept()
+        before = self._session.seconds
+        logits = self._verify(kept)
+        verify = self._session.seconds - before
+        times = StepTimes(verify=verify)
+        if drafted:
+            times.draft, times.prune = sum(drafted.forwards), drafted.prune_seconds
+        return self._emit(index, tree, origin, kept, logits, drafted.forwards if drafted else [], times, start)
+
+    def _draft(self) -> Drafted | None:
+        if self.drafter is None or self._restart_needed():
+            return None
+        room = min(self.request.most_new - self.emitted - 1, self.target.limits.depth_room(self.length))
+        room = min(room, self.drafter.depth_room, self.policy.levels)
+        return self.drafter.grow(self.policy, room) if room > 0 else None
+
+    def _restart_needed(self) -> bool:
+        return self.target.limits.restart_needed(self._session.length, self.length)
+
+    def _verify(self, kept: TokenTree) -> Tensor:
+        """Target logits ``[n, V]``; the tree's rows lie uncommitted in the cache."""
+        if self._restart_needed():  # longrope: from here on the whole text has other frequencies
+            return self._session.recompute(self._text)
+        return self._session.tree(kept.token.tolist(), kept.depth.tolist(), kept.ancestors())
+
+    def _emit(
+        self,
+        index: int,
+        tree: TokenTree,
+        origin: list[int],
+        kept: TokenTree,
+        logits: Tensor,
+        forwards: list[float],
+        times: StepTimes,
+        start: float,
+    ) -> StepEvent:
+        """Walk the acceptance rule, emit its tokens until one stops, commit what was emitted."""
+        root = self.length - 1
+        tokens: list[int] = []
+        path: list[int] = []
+        bonus = None
+        for token, node in self.rule.walk(kept, lambda n: self._scores(logits, n), self.length):
+            tokens.append(token)
+            if node is None:
+                bonus = token
+            else:
+                path.append(node)
+            if self._append(token):
+                break
+        self._commit(index, kept, path, tokens, origin)
+        tree.accepted = [origin[i] for i in path]
+        times.total = perf_counter() - start
+        self.policy = self.policy.after_step(Observation(len(tokens), len(kept), times.total, times.verify))
+        return StepEvent(
+            index, root, tree, tree.accepted, tokens, bonus, len(kept), forwards, times, finished=self.finished
+        )
+
+    def _scores(self, logits: Tensor, node: int) -> Tensor:
+        """Processed float32 scores ``[V]`` at a node whose path is what was emitted so far."""
+        raw = logits[node]
+        if bool(torch.isnan(raw).any()):
+            raise NonFiniteLogitsError(
+                f"the target's logits at position {self.length - 1} hold NaN after {self.emitted} new tokens; "
+                "load it in a wider dtype (float32 or bfloat16) or check its weights"
+            )
+        keep = self._keep_logits or len(self.request.processors) > 0
+        scores = raw[None].to(torch.float32, copy=keep).to(self._ids.device)
+        if self._keep_logits:
+            self.logits.append(scores.clone())
+        scores = self.request.processors(self.sequences, scores)
+        if self._keep_scores:
+            self.scores.append(scores)
+        row: Tensor = scores[0]
+        return row
+
+    def _append(self, token: int) -> bool:
+        """Add one token to the text; True if the text ends with it."""
+        self._ids[0, self.request.input_ids.shape[1] + self.emitted] = token
+        self._text.append(token)
+        self.emitted += 1
+        self.length += 1
+        if self.streamer is not None:
+            self.streamer.put(torch.tensor([token]))
+        kept = tuple(self.scores) if self._keep_scores else None
+        self.finished = bool(self.request.criteria(self.sequences, kept).all())
+        return self.finished
+
+    def _commit(self, index: int, kept: TokenTree, path: list[int], tokens: list[int], origin: list[int]) -> None:
+        """Both caches keep the emitted path; as in transformers, the last token is in none of them."""
+        if index > 0:
+            in_cache = path if len(path) < len(tokens) else path[:-1]
+            self._session.keep([0, *in_cache])
+        if self.drafter is not None and not self.finished:
+            self.drafter.commit([origin[i] for i in path], tokens)
+
+    @property
+    def cache(self) -> Any:
+        """The target's cache: every emitted token but the last."""
+        return self._session.cache

@@ -1,0 +1,66 @@
+"""What the engine asks of a drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from torch import Tensor
+
+from treespec.policies.base import Policy
+from treespec.tree import TokenTree
+
+Shape = Callable[[Tensor, Tensor], Tensor]  # (ids [F, L], logits [F, V]) -> logits [F, V]
+Noise = Callable[[int], Tensor]  # absolute position -> Gumbel noise [V]
+
+
+@dataclass
+class DraftRequest:
+    """How one text is to be drafted.
+
+    Args:
+        ids: prompt token ids, padding removed.
+        capacity: most tokens the text and one tree can have; sizes the draft's cache.
+        vocabulary: the target's; ids from it on are never proposed.
+        shape: logits processors to apply to the draft's logits, or None.
+        noise: Gumbel noise by absolute position for ``coupled``, or None.
+    """
+
+    ids: list[int]
+    capacity: int
+    vocabulary: int
+    shape: Shape | None = None
+    noise: Noise | None = None
+
+
+@dataclass
+class Drafted:
+    """One grown tree, and what it cost: seconds of each draft forward, seconds in the policy."""
+
+    tree: TokenTree
+    forwards: list[float] = field(default_factory=list)
+    prune_seconds: float = 0.0
+
+
+class Drafter(Protocol):
+    """Guesses trees. The text starts with ``begin`` and grows by ``commit``; ``grow`` changes nothing visible."""
+
+    def begin(self, request: DraftRequest) -> None:
+        """Start a new text; forget the old one."""
+
+    def commit(self, path: list[int], tokens: list[int]) -> None:
+        """Append tokens to the text.
+
+        Args:
+            path: indices (in the last grown tree) of the accepted nodes, root excluded; their tokens come first.
+            tokens: everything that was appended: the accepted tokens, then the bonus token.
+        """
+
+    def grow(self, policy: Policy, max_depth: int) -> Drafted:
+        """Grow a tree whose root is the text's last token."""
+
+    @property
+    def depth_room(self) -> int:
+        """Levels that the draft's own context still allows."""
+

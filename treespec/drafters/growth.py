@@ -1,0 +1,115 @@
+"""Growing one tree, level by level, for any drafter: ask for proposals, let the policy decide, go on.
+
+This is the only growth loop. A drafter supplies ``expand(growth, nodes)``, which returns the children it would
+propose for the given nodes of the tree so far; what becomes of them is the policy's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from treespec.policies.base import Frontier, Policy
+from treespec.proposals import Proposals
+from treespec.tree import Reason, TokenTree
+
+
+class Growth:
+    """A tree under construction: Python lists, appended level by level.
+
+    Attributes:
+        token, parent, depth: per node, the root first.
+        prune_seconds: time spent in the policy so far.
+    """
+
+    def __init__(self, root: int) -> None:
+        self.token, self.parent, self.depth = [root], [-1], [0]
+        self.prune_seconds = 0.0
+        self._logp, self._log_path, self._rank, self._reason = [0.0], [0.0], [0], [int(Reason.KEPT)]
+        self._entropy = [float("nan")]
+
+    def path_tokens(self, node: int) -> list[int]:
+        """Tokens from the root (excluded) to ``node``."""
+        out = []
+        while node > 0:
+            out.append(self.token[node])
+            node = self.parent[node]
+        return out[::-1]
+
+    def add_level(self, policy: Policy, nodes: list[int], proposals: Proposals) -> list[int]:
+        """Let the policy decide about the children of ``nodes``; returns the new nodes that grow on."""
+        start = perf_counter()
+        for node, bits in zip(nodes, proposals.entropy.tolist()):
+            self._entropy[node] = bits
+        log_path = torch.tensor([[self._log_path[i] for i in nodes]], dtype=torch.float32)
+        frontier = Frontier(
+            depth=self.depth[nodes[0]],
+            log_path=log_path,
+            entropy=proposals.entropy[None],
+            child_logp=proposals.logp[None],
+            alive=torch.ones_like(log_path, dtype=torch.bool),
+            pool=self._pool(),
+        )
+        decision = policy.decide(frontier)
+        chosen = torch.nonzero(decision.reason[0] != Reason.NOT_PROPOSED)
+        grow_on = self._append(nodes, proposals, decision.reason[0], decision.expand[0], frontier, chosen)
+        self.prune_seconds += perf_counter() - start
+        return grow_on
+
+    def _pool(self) -> Tensor:
+        kept = [p for p, why in zip(self._log_path[1:], self._reason[1:]) if why == Reason.KEPT]
+        return torch.tensor([kept], dtype=torch.float32)
+
+    def _append(
+        self, nodes: list[int], proposals: Proposals, reason: Tensor, expand: Tensor, frontier: Frontier, chosen: Tensor
+    ) -> list[int]:
+        first = len(self.token)
+        rows, ranks = chosen.unbind(1)
+        self.token += proposals.token[rows, ranks].tolist()
+        self.parent += [nodes[r] for r in rows.tolist()]
+        self.depth += [frontier.depth + 1] * len(rows)
+        self._logp += proposals.logp[rows, ranks].tolist()
+        self._log_path += frontier.child_log_path()[0, rows, ranks].tolist()
+        self._rank += ranks.tolist()
+        self._reason += reason[rows, ranks].tolist()
+        self._entropy += [float("nan")] * len(rows)
+        return [first + i for i, more in enumerate(expand[rows, ranks].tolist()) if more]
+
+    def finish(self, policy: Policy) -> TokenTree:
+        """The tree with the policy's last word: what is over the budget is marked so."""
+        start = perf_counter()
+        tree = TokenTree(
+            token=torch.tensor(self.token),
+            parent=torch.tensor(self.parent),
+            depth=torch.tensor(self.depth),
+            logp=torch.tensor(self._logp, dtype=torch.float32),
+            log_path=torch.tensor(self._log_path, dtype=torch.float32),
+            entropy=torch.tensor(self._entropy, dtype=torch.float32),
+            rank=torch.tensor(self._rank),
+            reason=torch.tensor(self._reason, dtype=torch.uint8),
+        )
+        kept = tree.reason == Reason.KEPT
+        stays = policy.trim(tree.log_path[None], kept[None])[0]
+        tree.reason[kept & ~stays] = Reason.OVER_BUDGET
+        self.prune_seconds += perf_counter() - start
+        return tree
+
+
+Expand = Callable[[Growth, list[int]], Proposals]
+
+
+def grow(policy: Policy, root: int, max_depth: int, expand: Expand) -> tuple[TokenTree, float]:
+    """Grow a tree of at most ``max_depth`` levels under ``root``.
+
+    Returns:
+        The tree (pruned nodes included, each with its reason) and the seconds spent in the policy.
+    """
+    growth, nodes = Growth(root), [0]
+    for _ in range(min(policy.levels, max_depth)):
+        nodes = growth.add_level(policy, nodes, expand(growth, nodes))
+        if not nodes:
+            break
+    return growth.finish(policy), growth.prune_seconds

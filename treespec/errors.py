@@ -1,0 +1,39 @@
+"""Every error a person can cause. One clear sentence each: what was wrong, what was expected, what to do.
+
+They derive from ``ValueError`` so that code written for transformers keeps catching them, and the command line
+turns any of them into one line and exit code 2.
+"""
+
+from __future__ import annotations
+
+
+class TreespecError(ValueError):
+    """Base of all errors that treespec raises on purpose."""
+
+
+class PolicyError(TreespecError):
+    """An unknown policy, an unknown parameter, or a value outside its range."""
+
+
+class InputError(TreespecError):
+    """A prompt, a file or a request that cannot be decoded as asked."""
+
+
+class VocabularyError(TreespecError):
+    """A draft whose token ids do not mean what the target's mean."""
+
+
+class UnsupportedModelError(TreespecError):
+    """A model that cannot verify a tree: its mask or its positions would not be honoured."""
+
+
+class NonFiniteLogitsError(TreespecError):
+    """A model produced NaN logits; the place is named, nothing ends silently."""
+
+
+class DownloadError(TreespecError):
+    """The embedded target could not be found, fetched or verified."""
+
+
+class OutOfMemoryError(TreespecError):
+    """The device ran out of memory; the message says what was asked for and what to lower."""

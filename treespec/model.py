@@ -1,0 +1,217 @@
+"""A Hugging Face causal LM that can look at a tree: which models can, and one session of forwards over one text.
+
+``TreeModel`` holds what is true of a model (layer kinds, mask dtype, devices, limits); it keeps no state, so many
+sessions may use one model. ``Session`` owns the cache of one text. Targets and model drafts run through the same code.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from time import perf_counter
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treespec.cache import TreeCache
+from treespec.errors import OutOfMemoryError
+from treespec.limits import Limits
+from treespec.selfcheck import check_support, layer_kinds, self_check
+
+
+class TreeModel:
+    """What treespec knows of a model.
+
+    Attributes:
+        model: the transformers model, never modified and never moved.
+        kinds: per layer ``"full"`` or ``"sliding"``.
+        window: positions a sliding layer sees, itself included; None without such layers.
+        limits: how far positions may run.
+        vocabulary: size of the output head.
+        embedded: rows of the input embedding; ids from here on cannot be read.
+        dtype: of masks, the model's compute dtype.
+        device: where token ids go.
+    """
+
+    def __init__(self, model: Any, role: str = "target") -> None:
+        check_support(model, role)
+        self.model = model
+        self.role = role
+        config = model.config.get_text_config(decoder=True)
+        self.kinds = layer_kinds(config)
+        self.window = int(config.sliding_window) if "sliding" in self.kinds else None
+        self.limits = Limits.of(model)
+        self.vocabulary = int(config.vocab_size)
+        embeddings = model.get_input_embeddings()
+        self.embedded = int(embeddings.weight.shape[0])
+        self.dtype = embeddings.weight.dtype if embeddings.weight.is_floating_point() else model.dtype
+        self.device = input_device(model)
+        self._keep_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    @classmethod
+    def of(cls, model: Any, role: str = "target") -> TreeModel:
+        """The wrapper of a model; the self-check runs once per model, at first sight.
+
+        Raises:
+            UnsupportedModelError: if the model cannot verify a tree, naming its type and why.
+        """
+        known = _KNOWN.get(model)
+        if known is None or known._stale():
+            known = cls(model, role)
+            self_check(known)
+            _KNOWN[model] = known
+        return known
+
+    def _stale(self) -> bool:
+        weight = self.model.get_input_embeddings().weight
+        return weight.is_floating_point() and weight.dtype != self.dtype or input_device(self.model) != self.device
+
+    def session(self, capacity: int) -> Session:
+        """A fresh session with room for ``capacity`` rows."""
+        self.limits.forget_previous_text()
+        return Session(self, TreeCache(self.kinds, capacity))
+
+    def run(self, ids: Tensor, positions: Tensor, mask: Any, cache: Any, logits: str) -> Tensor | None:
+        """One forward. ``logits``: ``"all"`` rows, the ``"last"`` row, or ``"none"``. Returns ``[rows, V]``.
+
+        Raises:
+            OutOfMemoryError: naming what was asked for and what to lower.
+        """
+        keep = {} if not self._keep_logits or logits == "all" else {"logits_to_keep": 1}
+        try:
+            out = self.model(
+                input_ids=ids,
+                position_ids=positions,
+                attention_mask=mask,
+                cache=cache,
+                use_cache=cache is not None,
+                return_dict=True,
+                **keep,
+            )
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "can't allocate memory" not in str(error):
+                raise
+            rows = 0 if cache is None else cache.length
+            raise OutOfMemoryError(
+                f"the {self.role} ran out of memory on {self.device} in a forward of {ids.shape[1]} tokens over "
+                f"{rows} cached ones; lower the policy's budget, the prompt's length or the dtype's width"
+            ) from error
+        if logits == "none":
+            return None
+        rows_out: Tensor = out.logits[0] if logits == "all" else out.logits[0, -1:]
+        return rows_out
+
+
+_KNOWN: WeakKeyDictionary[Any, TreeModel] = WeakKeyDictionary()
+
+
+def input_device(model: Any) -> torch.device:
+    """Where token ids have to be: the embedding's execution device, never ``model.device`` (meta when offloaded)."""
+    embeddings = model.get_input_embeddings()
+    hook = getattr(embeddings, "_hf_hook", None) or getattr(model, "_hf_hook", None)
+    where = getattr(hook, "execution_device", None)
+    if where is not None:
+        return torch.device(where) if not isinstance(where, int) else torch.device("cuda", where)
+    device: torch.device = embeddings.weight.device
+    return device
+
+
+class Session:
+    """The forwards over one text, and its cache.
+
+    The cache holds ``length`` committed tokens; behind them the rows of the tree under work. ``extend`` commits
+    tokens at once; ``tree`` appends uncommitted ones; ``keep`` commits some of those and forgets the rest.
+    """
+
+    def __init__(self, owner: TreeModel, cache: TreeCache, length: int = 0) -> None:
+        self.owner = owner
+        self.cache = cache
+        self.length = length
+        self.seconds = 0.0  # spent in forwards
+        self._tree_positions: list[int] = []
+
+    def extend(self, tokens: Sequence[int], logits: str = "last") -> Tensor | None:
+        """Commit tokens behind the others; returns the logits of the last one ``[1, V]`` (or all, or None)."""
+        if not tokens:
+            return None
+        own = self.owner
+        ids = torch.tensor([list(tokens)], device=own.device)
+        positions = torch.arange(self.length, self.length + len(tokens), device=own.device)[None]
+        out = self._timed(ids, positions, None, logits)
+        self.length += len(tokens)
+        return out
+
+    def tree(self, tokens: Sequence[int], depths: Sequence[int], visible: np.ndarray) -> Tensor:
+        """Append tree nodes without committing them.
+
+        Args:
+            tokens: of n nodes.
+            depths: positions relative to the next free one: 0 for the root if it is part of the tree.
+            visible: ``[n, m]`` bool over the m uncommitted rows after this call (earlier ones and these n).
+
+        Returns:
+            Logits ``[n, V]``.
+        """
+        own = self.owner
+        positions = [self.length + d for d in depths]
+        self._tree_positions += positions
+        mask = None
+        if len(self._tree_positions) > 1:  # a lone token after the committed text needs no mask of ours
+            mask = self._mask(positions, visible)
+        ids = torch.tensor([list(tokens)], device=own.device)
+        out = self._timed(ids, torch.tensor([positions], device=own.device), mask, "all")
+        assert out is not None
+        return out
+
+    def _timed(self, ids: Tensor, positions: Tensor, mask: Any, logits: str) -> Tensor | None:
+        start = perf_counter()
+        out = self.owner.run(ids, positions, mask, self.cache, logits)
+        if ids.device.type == "cuda":
+            torch.cuda.synchronize(ids.device)  # the next thing anyone does is to read these logits
+        self.seconds += perf_counter() - start
+        return out
+
+    def recompute(self, tokens: Sequence[int]) -> Tensor:
+        """Read the whole text again in one forward; its last token is left uncommitted, like a tree of one node.
+
+        Returns:
+            The last token's logits ``[1, V]``.
+        """
+        self.truncate(0)
+        out = self.extend(tokens)
+        assert out is not None
+        self.length -= 1
+        return out
+
+    def truncate(self, length: int) -> None:
+        """Keep the first ``length`` committed tokens."""
+        self.cache.truncate(length)
+        self.length = length
+        self._tree_positions = []
+
+    def keep(self, slots: Sequence[int]) -> None:
+        """Commit the tree rows at ``slots`` (ascending) and forget the others."""
+        self.cache.keep(self.length, slots)
+        self.length += len(slots)
+        self._tree_positions = []
+
+    def _mask(self, positions: list[int], visible: np.ndarray) -> Tensor | dict[str, Tensor]:
+        own, base = self.owner, self.length
+        allowed = np.ones((len(positions), base + visible.shape[1]), dtype=bool)
+        allowed[:, base:] = visible
+        masks: dict[str, Tensor] = {}
+        if "full" in own.kinds:
+            masks["full_attention"] = self._additive(allowed)
+        if own.window is not None:
+            at = np.concatenate([np.arange(base), np.asarray(self._tree_positions)])
+            near = at[None, :] > np.asarray(positions)[:, None] - own.window
+            masks["sliding_attention"] = self._additive(allowed & near)
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _additive(self, allowed: np.ndarray) -> Tensor:
+        mask = torch.zeros(allowed.shape, dtype=self.owner.dtype)
+        mask.masked_fill_(torch.from_numpy(~allowed), torch.finfo(self.owner.dtype).min)
+        return mask[None, None].to(self.owner.device)

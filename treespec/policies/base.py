@@ -1,0 +1,180 @@
+"""What a policy sees and says. Policies are pure, model-free and written over a *batch* of trees.
+
+The live engine calls them with a batch of one, a replay with thousands of trees at once: one implementation serves
+both, so what a slider shows is what the engine does. Growth goes level by level. For each level the policy gets the
+frontier and answers which children become nodes (with a reason) and which of them are expanded further; at the end
+``trim`` decides what the budget keeps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor
+
+from treespec.errors import PolicyError
+from treespec.tree import Reason
+
+MAX_NODES = 8192  # a tree beyond this is a mistake in a parameter, not a strategy
+
+P = TypeVar("P", bound="Policy")
+
+
+@dataclass
+class Frontier:
+    """The nodes of one level that are about to be expanded, for B trees at once.
+
+    Args:
+        depth: depth of these nodes; 0 when the frontier is the root.
+        log_path: ``[B, F]`` float32.
+        entropy: ``[B, F]`` float32, bits.
+        child_logp: ``[B, F, K]`` float32 log-probabilities of the draft's first K children, -inf where none.
+        alive: ``[B, F]`` bool; False marks padding.
+        pool: ``[B, N]`` float32 ``log_path`` of the candidates kept so far, -inf where none.
+    """
+
+    depth: int
+    log_path: Tensor
+    entropy: Tensor
+    child_logp: Tensor
+    alive: Tensor
+    pool: Tensor
+
+    def child_log_path(self) -> Tensor:
+        """``[B, F, K]`` log of the children's cumulative confidence, -inf where there is no child."""
+        path = self.log_path[..., None] + self.child_logp
+        return path.masked_fill(~self.alive[..., None], -torch.inf)
+
+
+@dataclass
+class Decision:
+    """A policy's answer: ``reason`` ``[B, F, K]`` uint8 per child, ``expand`` ``[B, F, K]`` bool."""
+
+    reason: Tensor
+    expand: Tensor
+
+
+@dataclass
+class Observation:
+    """What one step cost and gave, for policies that adapt: tokens, nodes (root included), seconds."""
+
+    tokens: int
+    nodes: int
+    seconds: float
+    verify_seconds: float
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Base of all strategies. Subclasses are frozen dataclasses whose fields are their parameters."""
+
+    name: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+    deterministic: ClassVar[bool] = True  # children are the draft's top-k, not a sample
+    predictable: ClassVar[bool] = False  # decides before it looks at a sampled child
+
+    @property
+    def levels(self) -> int:
+        """Most draft levels a tree may have; 0 means no speculation."""
+        raise NotImplementedError
+
+    @property
+    def width(self) -> int:
+        """How many children of a node the draft has to rank."""
+        raise NotImplementedError
+
+    def decide(self, frontier: Frontier) -> Decision:
+        """Which children become nodes, and which of them grow on."""
+        raise NotImplementedError
+
+    def trim(self, log_path: Tensor, kept: Tensor) -> Tensor:
+        """``[B, N]`` bool: which of the ``kept`` nodes are verified. Default: all of them."""
+        return kept
+
+    def after_step(self: P, seen: Observation) -> P:
+        """The policy for the next step; only adaptive policies differ from themselves."""
+        return self
+
+    def parameters(self) -> dict[str, Any]:
+        """The public parameters by name."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init and not f.name.startswith("_")}
+
+    def spec(self) -> str:
+        """The form that the command line takes, e.g. ``dynamic:tau=0.05,budget=32``; defaults are left out."""
+        changed = [
+            f"{f.name}={_show(getattr(self, f.name))}"
+            for f in dataclasses.fields(self)
+            if f.init and getattr(self, f.name) != f.default
+        ]
+        return self.name + (":" + ",".join(changed) if changed else "")
+
+
+def _show(value: Any) -> str:
+    return "/".join(str(v) for v in value) if isinstance(value, tuple) else str(value)
+
+
+def present_children(frontier: Frontier, width: Tensor | int) -> Tensor:
+    """``[B, F, K]`` bool: the first ``width`` children of living nodes that the draft really has."""
+    rank = torch.arange(frontier.child_logp.shape[-1], device=frontier.child_logp.device)
+    return (rank < width) & frontier.alive[..., None] & (frontier.child_logp > -torch.inf)
+
+
+def reasons(proposed: Tensor, **why: Tensor) -> Tensor:
+    """A reason tensor: KEPT where proposed, then each named reason (later ones win) where its mask holds."""
+    out = torch.full_like(proposed, Reason.NOT_PROPOSED, dtype=torch.uint8)
+    out[proposed] = Reason.KEPT
+    for name, mask in why.items():
+        out[mask] = Reason[name.upper()]
+    return out
+
+
+def top_nodes(log_path: Tensor, kept: Tensor, budget: int) -> Tensor:
+    """``[B, N]`` bool: the root and the ``budget`` kept nodes of largest path probability.
+
+    Ties go to the earlier, hence shallower, node; since ``log_path`` never grows down a path the result is
+    ancestor-closed. Scores are compared in float32 (see the module docstring of :mod:`treespec.tree`).
+    """
+    if kept.shape[-1] - 1 <= budget:
+        return kept
+    score = log_path.float().masked_fill(~kept, -torch.inf)
+    score[:, 0] = torch.inf  # the root is not a candidate and never leaves
+    order = torch.sort(score, dim=-1, descending=True, stable=True).indices[:, : budget + 1]
+    return torch.zeros_like(kept).scatter_(-1, order, True) & kept
+
+
+def over_budget(frontier: Frontier, path: Tensor, kept: Tensor, budget: int) -> Tensor:
+    """Children that can no longer be among the ``budget`` best: the pool only grows, so they are out for good.
+
+    Cutting them before they are expanded saves draft forwards and changes nothing that ``trim`` would keep.
+    """
+    new = path.masked_fill(~kept, -torch.inf)
+    pool = torch.cat([frontier.pool, new.flatten(1)], dim=-1)
+    if pool.shape[-1] <= budget:
+        return torch.zeros_like(kept)
+    threshold = torch.topk(pool, budget, dim=-1).values[:, -1]
+    return kept & (path < threshold[:, None, None])
+
+
+def whole(name: str, value: Any, low: int, high: int = MAX_NODES) -> None:
+    """Check an integer parameter.
+
+    Raises:
+        PolicyError: with the parameter, its value and the range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise PolicyError(f"{name} must be a whole number from {low} to {high}; got {value!r}")
+
+
+def number(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:
+    """Check a real parameter.
+
+    Raises:
+        PolicyError: with the parameter, its value and the range.
+    """
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not ok or not (low < value if open_low else low <= value) or value > high:
+        raise PolicyError(f"{name} must be in {'(' if open_low else '['}{low:g}, {high:g}]; got {value!r}")

@@ -1,0 +1,83 @@
+"""From draft logits to what a policy needs: the first K children of each node, and the node's entropy in bits.
+
+This is the pruning decision's inner loop: one log-softmax, one entropy and one top-k over ``[nodes, vocabulary]``.
+On a CPU it goes a few rows at a time so that they stay in the second-level cache, and the top-k is found through
+block maxima, because a full partial sort of 128,256 scores costs more than everything else together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+BLOCK = 256  # scores per block in the top-k
+CHUNK = 1 << 18  # float32 scores per chunk on a CPU: 1 MB
+
+
+@dataclass
+class Proposals:
+    """Children of F nodes: ``token`` ``[F, K]`` int64, ``logp`` ``[F, K]`` float32 (nats; -inf where none),
+    ``entropy`` ``[F]`` float32 (bits)."""
+
+    token: Tensor
+    logp: Tensor
+    entropy: Tensor
+
+
+def propose(logits: Tensor, k: int, noise: Tensor | None = None) -> Proposals:
+    """The first ``k`` children and the entropy of every row.
+
+    Args:
+        logits: ``[F, V]``, any float dtype; -inf marks tokens that cannot be proposed.
+        k: children per row; clipped to V.
+        noise: ``[V]`` float32 Gumbel noise shared by the rows (they stand at one position). Children are then the
+            top-k of ``log q + noise``, sampling without replacement (ALGORITHMS §2, ``coupled``), in that order.
+
+    Returns:
+        Proposals on the CPU, where tree bookkeeping lives. Rows without any finite logit get no children and
+        infinite entropy: a draft that breaks proposes nothing.
+    """
+    k = min(k, logits.shape[-1])
+    rows = max(1, CHUNK // logits.shape[-1]) if logits.device.type == "cpu" else logits.shape[0]
+    parts = [_propose(part.float(), k, noise) for part in logits.split(rows)]
+    token, logp, entropy = (torch.cat(columns) for columns in zip(*parts))
+    return Proposals(token.cpu(), logp.cpu(), entropy.cpu())
+
+
+def _propose(x: Tensor, k: int, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    top = x.amax(-1, keepdim=True)
+    broken = ~torch.isfinite(top)
+    if bool(broken.any()):
+        x = torch.where(broken, -torch.inf, x)
+        top = torch.where(broken, 0.0, top)
+    shifted = x - top
+    weight = shifted.exp()
+    total = weight.sum(-1, keepdim=True)
+    log_total = total.log()
+    # H = log Z - sum p*x with x measured from the maximum; 0 * -inf is 0 for impossible tokens
+    spread = torch.nan_to_num_(shifted.mul_(weight), nan=0.0).sum(-1, keepdim=True)
+    entropy = ((log_total - spread / total) / math.log(2)).squeeze(-1).clamp(min=0.0)
+    scores = x if noise is None else x + noise.to(x.device)
+    token = top_k(scores, k)
+    # clamp: rounding must not make a probability exceed one, or a child outrank its parent
+    logp = (x.gather(-1, token) - top - log_total).clamp(max=0.0)
+    logp = torch.where(broken, -torch.inf, logp)
+    return token, logp, torch.where(broken.squeeze(-1), torch.inf, entropy)
+
+
+def top_k(scores: Tensor, k: int) -> Tensor:
+    """``[F, k]`` indices of the largest scores, best first; exact (which of equal scores comes first is open).
+
+    The k best scores lie in the k blocks of largest maximum, so only those are sorted.
+    """
+    rows, size = scores.shape
+    if scores.device.type != "cpu" or size < 2 * k * BLOCK:
+        return scores.topk(k, dim=-1).indices
+    whole = size // BLOCK * BLOCK
+    best = scores[:, :whole].view(rows, -1, BLOCK).amax(-1).topk(k, dim=-1).indices  # [F, k] block numbers
+    index = (best[..., None] * BLOCK + torch.arange(BLOCK)).flatten(1)
+    index = torch.cat([index, torch.arange(whole, size).expand(rows, -1)], dim=-1)
+    return index.gather(-1, scores.gather(-1, index).topk(k, dim=-1).indices)

@@ -1,0 +1,138 @@
+"""What transformers makes of a call to ``generate``: processors, criteria, lengths, prompt.
+
+treespec does not read generation arguments itself. It lets the target's own ``generate`` prepare everything and catches
+the result where the decoding method would start, so every argument means exactly what it means there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers.cache_utils import DynamicCache
+
+from treespec.cache import TreeCache
+from treespec.errors import InputError
+
+
+@dataclass
+class Request:
+    """One prepared generation.
+
+    Attributes:
+        input_ids: ``[1, L]`` as given, padding included: what processors, criteria and the result see.
+        visible: prompt token ids without padding: what the models see.
+        processors, criteria, config: as transformers prepared them.
+        cache: a :class:`TreeCache` of an earlier turn, or None.
+    """
+
+    input_ids: Tensor
+    visible: list[int]
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    config: Any
+    cache: TreeCache | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def most_new(self) -> int:
+        """Most new tokens."""
+        return int(self.config.max_length) - self.input_ids.shape[1]
+
+    @property
+    def sample(self) -> bool:
+        """Whether tokens are drawn rather than argmaxed."""
+        return bool(self.config.do_sample)
+
+
+def prepare(model: Any, input_ids: Tensor, **kwargs: Any) -> Request:
+    """Let ``model.generate`` prepare a request without decoding anything.
+
+    Raises:
+        InputError: for requests that a tree cannot serve.
+    """
+    check_ids(input_ids)
+    caught: list[Request] = []
+
+    def catch(model: Any, input_ids: Tensor, **prepared: Any) -> Tensor:
+        caught.append(from_prepared(input_ids, **prepared))
+        return input_ids
+
+    for name in ("assistant_model", "prompt_lookup_num_tokens"):
+        if kwargs.get(name):
+            raise InputError(f"{name} is transformers' own speculation; pass draft= and policy= to treespec instead")
+    model.generate(input_ids, custom_generate=catch, **kwargs)
+    return caught[0]
+
+
+def check_ids(input_ids: Tensor) -> None:
+    """Refuse what is not one non-empty sequence of token ids.
+
+    Raises:
+        InputError: saying what is wrong.
+    """
+    if input_ids.dim() != 2 or input_ids.is_floating_point():
+        raise InputError(f"input_ids must be whole numbers of shape [1, L]; got {input_ids.dtype} {tuple(input_ids.shape)}")
+    if input_ids.shape[0] != 1:
+        raise InputError(
+            f"treespec decodes one sequence at a time; got a batch of {input_ids.shape[0]}. Call it once per prompt"
+        )
+    if input_ids.shape[1] == 0:
+        raise InputError("the prompt is empty; give at least one token (a BOS token will do)")
+
+
+def from_prepared(
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    generation_config: Any,
+    attention_mask: Tensor | None = None,
+    position_ids: Tensor | None = None,
+    cache: Any = None,
+    inputs_embeds: Tensor | None = None,
+    **extra: Any,
+) -> Request:
+    """A request from what transformers hands to a decoding method.
+
+    Raises:
+        InputError: for requests that a tree cannot serve.
+    """
+    check_ids(input_ids)
+    if inputs_embeds is not None:
+        raise InputError("inputs_embeds cannot be decoded speculatively: a draft needs token ids; pass input_ids")
+    config = generation_config
+    if config.num_beams != 1:
+        raise InputError(f"beam search cannot be decoded speculatively; set num_beams=1 (got {config.num_beams})")
+    if config.output_attentions or config.output_hidden_states:
+        raise InputError("output_attentions and output_hidden_states are not available from tree verification")
+    visible = input_ids[0]
+    _check_positions(position_ids, attention_mask)
+    if attention_mask is not None:
+        visible = visible[attention_mask[0].bool()]
+        if not attention_mask[0, -1]:
+            raise InputError("the last prompt token is masked out; pad on the left")
+    if visible.numel() == 0:
+        raise InputError("attention_mask hides the whole prompt")
+    config_cache = None if isinstance(cache, DynamicCache) and cache.get_seq_length() == 0 else cache
+    if config_cache is not None and not isinstance(config_cache, TreeCache):
+        raise InputError(
+            f"a {type(cache).__name__} cannot keep a tree's path; pass the cache that an earlier treespec call returned"
+        )
+    return Request(input_ids, visible.tolist(), logits_processor, stopping_criteria, config, config_cache, extra)
+
+
+def _check_positions(position_ids: Tensor | None, mask: Tensor | None) -> None:
+    """transformers always sends positions; only its own (counted over visible tokens) can be honoured."""
+    if position_ids is None:
+        return
+    if mask is None:
+        usual = torch.arange(position_ids.shape[1], device=position_ids.device)
+        same = torch.equal(position_ids[0], usual)
+    else:
+        seen = mask.bool()
+        same = position_ids.shape != mask.shape or torch.equal(position_ids[seen], (mask.long().cumsum(-1) - 1)[seen])
+    if not same:
+        raise InputError("custom position_ids are not supported; positions follow from attention_mask")

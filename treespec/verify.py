@@ -1,0 +1,148 @@
+"""Acceptance rules: from the target's scores at the nodes to the accepted path and the bonus token.
+
+A rule *walks*: it yields the emitted tokens one by one, each with the tree node that held it (None for the bonus).
+Scores are asked for node by node along the walk, so logits processors run exactly once per emitted token with exactly
+the emitted prefix, as in plain decoding: stateful processors stay right, and rejected branches cost nothing. The
+engine stops the walk at a stop token, so nothing behind one is ever computed, let alone emitted.
+
+ALGORITHMS §2; greedy is the limit T -> 0 of both rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from treespec.errors import InputError
+from treespec.noise import PositionNoise, check_seed
+from treespec.policies.base import Policy
+from treespec.tree import TokenTree
+
+Scores = Callable[[int], Tensor]  # node index -> processed float32 scores [V] for the token after it
+
+
+class Rule(Protocol):
+    """How target scores and a tree become tokens."""
+
+    name: str
+
+    def walk(self, tree: TokenTree, scores: Scores, position: int) -> Iterator[tuple[int, int | None]]:
+        """Yield ``(token, node holding it or None)``; None ends the walk.
+
+        Args:
+            tree: the verified tree.
+            scores: processed target scores by node, asked for in walking order.
+            position: absolute position of the first token to emit.
+        """
+
+    def noise(self, position: int) -> Tensor | None:
+        """Gumbel noise that the draft should rank its children with, if any."""
+
+    def check(self, policy: Policy) -> None:
+        """Refuse a policy that would bias the output.
+
+        Raises:
+            PolicyError: saying why.
+        """
+
+
+class Match:
+    """Draw y from the target at the node; descend if a child holds y, else y is the bonus token.
+
+    Exact for any tree that was built without looking at the target's randomness. Greedy when ``generator`` is None.
+
+    Args:
+        generator: source of the target's draws, or None for greedy decoding.
+    """
+
+    name = "match"
+
+    def __init__(self, generator: torch.Generator | None) -> None:
+        self.generator = generator
+
+    def choose(self, scores: Tensor, position: int) -> int:
+        """The target's token."""
+        if self.generator is None:
+            return int(scores.argmax())
+        return int(torch.multinomial(scores.softmax(-1).to(self.generator.device), 1, generator=self.generator))
+
+    def walk(self, tree: TokenTree, scores: Scores, position: int) -> Iterator[tuple[int, int | None]]:
+        """Follow the target's own choices through the tree."""
+        children, node = tree.children(), 0
+        while True:
+            token = self.choose(scores(node), position)
+            child = children[node].get(token)
+            yield token, child
+            if child is None:
+                return
+            node, position = child, position + 1
+
+    def noise(self, position: int) -> Tensor | None:
+        """None: the draft must not know the target's draws."""
+        return None
+
+    def check(self, policy: Policy) -> None:
+        """Any policy may build the tree."""
+
+
+class Coupled(Match):
+    """y_t = argmax(log p + g_t) with Gumbel noise g keyed by (seed, absolute position t).
+
+    The emitted text is a function of seed, position and target alone: the same for every policy, drafter and budget,
+    and for plain decoding. The draft ranks its children with the same noise, so the two tend to agree.
+
+    Args:
+        seed: 0 <= seed < 2**64.
+        vocabulary: tokens of the target.
+        greedy: ignore the noise.
+    """
+
+    name = "coupled"
+
+    def __init__(self, seed: int, vocabulary: int, greedy: bool = False) -> None:
+        super().__init__(None)
+        self._noise = None if greedy else PositionNoise(seed, vocabulary)
+
+    def choose(self, scores: Tensor, position: int) -> int:
+        """The token of largest perturbed score; a constant shift of the scores changes nothing."""
+        if self._noise is not None:
+            scores = scores + self._noise.gumbel(position).to(scores.device)
+        return int(scores.argmax())
+
+    def noise(self, position: int) -> Tensor | None:
+        """The very noise of the position."""
+        return None if self._noise is None else self._noise.gumbel(position)
+
+
+RULES = ("match", "coupled")
+
+
+def make_rule(name: str, *, sample: bool, seed: int | None, vocabulary: int, device: torch.device) -> Match:
+    """A rule by name.
+
+    Args:
+        name: one of :data:`RULES`.
+        sample: draw from the target; False is greedy.
+        seed: of the draws; None takes one from torch's global generator, as transformers' own sampling does.
+        vocabulary: tokens of the target.
+        device: where the target's logits live.
+
+    Raises:
+        InputError: for an unknown rule or a bad seed.
+    """
+    if name not in RULES:
+        raise InputError(f"unknown acceptance rule {name!r}; known: {', '.join(RULES)}")
+    if seed is not None:
+        check_seed(seed)
+    if not sample:
+        return Match(None) if name == "match" else Coupled(0, vocabulary, greedy=True)
+    if seed is None:
+        seed = int(torch.randint(2**62, (1,)))
+    if name == "coupled":
+        return Coupled(seed, vocabulary)
+    generator = torch.Generator(device=device)
+    generator.manual_seed(seed % 2**63)
+    return Match(generator)
