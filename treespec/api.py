@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import StopStringCriteria, StoppingCriteriaList
+from transformers import StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from treespec.decode import Decoding
@@ -161,7 +161,9 @@ def _decoding(
     chosen = make_policy(policy, draft)
     drafter = make_drafter(draft, owner) if chosen.levels > 0 else None
     if chosen.levels > 0 and drafter is None:
-        raise InputError(f"policy {chosen.spec()!r} needs a draft; give draft= a model or 'ngram', or use policy 'plain'")
+        raise InputError(
+            f"policy {chosen.spec()!r} needs a draft; give draft= a model or 'ngram', or use policy 'plain'"
+        )
     rules = make_rule(
         rule, sample=request.sample, seed=seed, vocabulary=owner.vocabulary, device=request.input_ids.device
     )
@@ -217,7 +219,7 @@ def check_vocabularies(target: int, draft: int, target_tokenizer: Any = None, dr
         return
     if abs(target - draft) > max(8, PADDING * max(target, draft)):
         raise VocabularyError(
-            f"the draft has {draft:,} tokens and the target {target:,}: too different to be one vocabulary with padding; "
+            f"the draft has {draft:,} tokens and the target {target:,}: too different for one vocabulary with padding; "
             "use a draft of the target's family, or draft='ngram'"
         )
 
@@ -244,8 +246,14 @@ def token_ids(inputs: Any, tokenizer: Any, owner: TreeModel) -> tuple[Tensor, Te
         raise InputError(f"the prompt must be text, a tensor, or a list of token ids; got {type(inputs).__name__}")
     if inputs.dim() == 1:
         inputs = inputs[None]
-    if inputs.numel() and not inputs.is_floating_point() and not 0 <= int(inputs.min()) <= int(inputs.max()) < owner.embedded:
-        raise InputError(f"token ids must be from 0 to {owner.embedded - 1}; got {int(inputs.min())} to {int(inputs.max())}")
+    if (
+        inputs.numel()
+        and not inputs.is_floating_point()
+        and not 0 <= int(inputs.min()) <= int(inputs.max()) < owner.embedded
+    ):
+        raise InputError(
+            f"token ids must be from 0 to {owner.embedded - 1}; got {int(inputs.min())} to {int(inputs.max())}"
+        )
     ids = inputs if inputs.is_floating_point() else inputs.long()
     return ids.to(owner.device), mask if mask is None else torch.as_tensor(mask).to(owner.device)
 

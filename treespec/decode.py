@@ -42,7 +42,13 @@ class Decoding:
     """
 
     def __init__(
-        self, target: TreeModel, request: Request, drafter: Drafter | None, policy: Policy, rule: Rule, streamer: Any = None
+        self,
+        target: TreeModel,
+        request: Request,
+        drafter: Drafter | None,
+        policy: Policy,
+        rule: Rule,
+        streamer: Any = None,
     ) -> None:
         rule.check(policy)
         target.limits.check_prompt(len(request.visible), request.most_new)
@@ -64,9 +70,8 @@ class Decoding:
         self._session = self._begin_target()
         if self.drafter is not None:
             shape = draft_shape(request.processors)
-            noise = rule.noise if rule.noise(0) is not None else None
             capacity = self.length + request.most_new + TREE_ROOM
-            self.drafter.begin(DraftRequest(self._text, capacity, target.vocabulary, shape, noise))
+            self.drafter.begin(DraftRequest(self._text, capacity, target.vocabulary, shape, rule.noise))
 
     def _begin_target(self) -> Session:
         cache = self.request.cache

@@ -51,12 +51,12 @@ class Limits:
     def of(cls, model: Any) -> Limits:
         """Read the limits from a model's config and class."""
         config = model.config.get_text_config(decoder=True)
-        context = getattr(config, "max_position_embeddings", None) or NO_LIMIT
+        context = int(getattr(config, "max_position_embeddings", None) or NO_LIMIT)
         rope = _rope(config)
         kind = rope.get("rope_type")
-        limits = cls(model, context=int(context), hard=not rope and context != NO_LIMIT)
+        limits = cls(model, context=context, hard=not rope and context != NO_LIMIT)
         if kind == "dynamic":
-            limits.context, limits.one_by_one = NO_LIMIT, int(context)
+            limits.context, limits.one_by_one = NO_LIMIT, context
         if kind == "longrope":
             original = rope.get("original_max_position_embeddings")
             limits.switch = int(original or getattr(config, "original_max_position_embeddings", context))

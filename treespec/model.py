@@ -67,7 +67,7 @@ class TreeModel:
 
     def _stale(self) -> bool:
         weight = self.model.get_input_embeddings().weight
-        return weight.is_floating_point() and weight.dtype != self.dtype or input_device(self.model) != self.device
+        return (weight.is_floating_point() and weight.dtype != self.dtype) or input_device(self.model) != self.device
 
     def session(self, capacity: int) -> Session:
         """A fresh session with room for ``capacity`` rows."""
@@ -92,7 +92,9 @@ class TreeModel:
                 **keep,
             )
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "can't allocate memory" not in str(error):
+            if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "can't allocate memory" not in str(
+                error
+            ):
                 raise
             rows = 0 if cache is None else cache.length
             raise OutOfMemoryError(

@@ -1,8 +1,8 @@
 """From draft logits to what a policy needs: the first K children of each node, and the node's entropy in bits.
 
 This is the pruning decision's inner loop: one log-softmax, one entropy and one top-k over ``[nodes, vocabulary]``.
-On a CPU it goes a few rows at a time so that they stay in the second-level cache, and the top-k is found through
-block maxima, because a full partial sort of 128,256 scores costs more than everything else together.
+On a CPU it goes some rows at a time, so that the scratch buffers are reused instead of faulted in, and the top-k is
+found through block maxima, because a partial sort of 128,256 scores would cost more than everything else together.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 BLOCK = 256  # scores per block in the top-k
-CHUNK = 1 << 18  # float32 scores per chunk on a CPU: 1 MB
+CHUNK = 1 << 20  # float32 scores per chunk on a CPU: 4 MB, measured best of 2^15 to 2^24
 
 
 @dataclass
 class Proposals:
     """Children of F nodes: ``token`` ``[F, K]`` int64, ``logp`` ``[F, K]`` float32 (nats; -inf where none),
-    ``entropy`` ``[F]`` float32 (bits)."""
+    ``entropy`` ``[F]`` float32 (bits).
+    """
 
     token: Tensor
     logp: Tensor
@@ -57,8 +58,10 @@ def _propose(x: Tensor, k: int, noise: Tensor | None) -> tuple[Tensor, Tensor, T
     weight = shifted.exp()
     total = weight.sum(-1, keepdim=True)
     log_total = total.log()
-    # H = log Z - sum p*x with x measured from the maximum; 0 * -inf is 0 for impossible tokens
-    spread = torch.nan_to_num_(shifted.mul_(weight), nan=0.0).sum(-1, keepdim=True)
+    # H = log Z - sum p*x, with x measured from the maximum
+    spread = shifted.mul_(weight).sum(-1, keepdim=True)
+    if bool(torch.isnan(spread).any()):  # 0 * -inf of impossible tokens counts as 0; rare, so paid for only then
+        spread = torch.nan_to_num_(shifted, nan=0.0).sum(-1, keepdim=True)
     entropy = ((log_total - spread / total) / math.log(2)).squeeze(-1).clamp(min=0.0)
     scores = x if noise is None else x + noise.to(x.device)
     token = top_k(scores, k)

@@ -75,7 +75,9 @@ def check_ids(input_ids: Tensor) -> None:
         InputError: saying what is wrong.
     """
     if input_ids.dim() != 2 or input_ids.is_floating_point():
-        raise InputError(f"input_ids must be whole numbers of shape [1, L]; got {input_ids.dtype} {tuple(input_ids.shape)}")
+        raise InputError(
+            f"input_ids must be whole numbers of shape [1, L]; got {input_ids.dtype} {tuple(input_ids.shape)}"
+        )
     if input_ids.shape[0] != 1:
         raise InputError(
             f"treespec decodes one sequence at a time; got a batch of {input_ids.shape[0]}. Call it once per prompt"
@@ -125,7 +127,7 @@ def from_prepared(
 
 
 def _check_positions(position_ids: Tensor | None, mask: Tensor | None) -> None:
-    """transformers always sends positions; only its own (counted over visible tokens) can be honoured."""
+    """Transformers always sends positions; only its own (counted over visible tokens) can be honoured."""
     if position_ids is None:
         return
     if mask is None:

@@ -33,7 +33,9 @@ def check_support(model: Any, role: str) -> None:
     """
     config = getattr(model, "config", None)
     if config is None or not hasattr(model, "get_input_embeddings"):
-        raise UnsupportedModelError(f"the {role} must be a transformers causal language model; got {type(model).__name__}")
+        raise UnsupportedModelError(
+            f"the {role} must be a transformers causal language model; got {type(model).__name__}"
+        )
     why = _why_not(model, config)
     if why:
         raise UnsupportedModelError(f"the {role} is of type {config.model_type!r}, which cannot verify a tree: {why}")
@@ -60,7 +62,9 @@ def _why_not(model: Any, config: Any) -> str | None:
         return f"attn_implementation={attention!r} takes no tree mask; load the model with 'sdpa' or 'eager'"
     kinds = set(layer_kinds(text))
     if kinds - {"full", "sliding"}:
-        return f"its layers of kind {', '.join(sorted(kinds - {'full', 'sliding'}))} keep a past that a tree cannot share"
+        return (
+            f"its layers of kind {', '.join(sorted(kinds - {'full', 'sliding'}))} keep a past that a tree cannot share"
+        )
     return None
 
 

@@ -168,7 +168,8 @@ class TokenTree:
         for i, p in enumerate(self.parent.tolist()):
             if p >= 0:
                 kids[p].append(i)
-        out, stack = [], [0]
+        out: list[str] = []
+        stack = [0]
         while stack and len(out) < limit:
             i = stack.pop()
             stack.extend(reversed(kids[i]))
@@ -218,7 +219,13 @@ class TreeBatch:
     def stack(cls, trees: Sequence[TokenTree]) -> TreeBatch:
         """Pad and stack; padding has parent -1, log-probability -inf and ``present`` False."""
         size = max(len(t) for t in trees)
-        fill = {"parent": -1, "logp": -torch.inf, "log_path": -torch.inf, "entropy": torch.nan, "reason": Reason.NOT_PROPOSED}
+        fill = {
+            "parent": -1,
+            "logp": -torch.inf,
+            "log_path": -torch.inf,
+            "entropy": torch.nan,
+            "reason": Reason.NOT_PROPOSED,
+        }
 
         def pad(name: str) -> Tensor:
             value = fill.get(name, 0)

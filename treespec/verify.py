@@ -38,8 +38,9 @@ class Rule(Protocol):
             position: absolute position of the first token to emit.
         """
 
-    def noise(self, position: int) -> Tensor | None:
-        """Gumbel noise that the draft should rank its children with, if any."""
+    @property
+    def noise(self) -> Callable[[int], Tensor] | None:
+        """Gumbel noise by position that the draft should rank its children with, if any."""
 
     def check(self, policy: Policy) -> None:
         """Refuse a policy that would bias the output.
@@ -80,7 +81,8 @@ class Match:
                 return
             node, position = child, position + 1
 
-    def noise(self, position: int) -> Tensor | None:
+    @property
+    def noise(self) -> Callable[[int], Tensor] | None:
         """None: the draft must not know the target's draws."""
         return None
 
@@ -112,9 +114,10 @@ class Coupled(Match):
             scores = scores + self._noise.gumbel(position).to(scores.device)
         return int(scores.argmax())
 
-    def noise(self, position: int) -> Tensor | None:
-        """The very noise of the position."""
-        return None if self._noise is None else self._noise.gumbel(position)
+    @property
+    def noise(self) -> Callable[[int], Tensor] | None:
+        """The very noise that the target is perturbed with."""
+        return None if self._noise is None else self._noise.gumbel
 
 
 RULES = ("match", "coupled")

@@ -63,4 +63,3 @@ class Drafter(Protocol):
     @property
     def depth_room(self) -> int:
         """Levels that the draft's own context still allows."""
-

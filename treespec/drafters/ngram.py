@@ -2,7 +2,8 @@
 
 Probabilities come from interpolated absolute discounting (Ney, Essen and Kneser 1994): each longer context takes a
 discount off every count it has seen and hands that mass to the next shorter one, the shortest (one token) to a
-uniform distribution over the vocabulary. So path probabilities and entropies mean something, and every pruner works on them.
+uniform distribution over the vocabulary. So path probabilities and entropies mean something, and every pruner
+works on them.
 """
 
 from __future__ import annotations
@@ -97,7 +98,9 @@ class NgramDrafter:
         start = perf_counter()
         rows = [self._children(growth, node, self._width) for node in nodes]
         width = max(1, *(len(tokens) for tokens, _, _ in rows), 1)
-        pad = [(tokens + [0] * (width - len(tokens)), logs + [-math.inf] * (width - len(logs))) for tokens, logs, _ in rows]
+        pad = [
+            (tokens + [0] * (width - len(tokens)), logs + [-math.inf] * (width - len(logs))) for tokens, logs, _ in rows
+        ]
         proposals = Proposals(
             torch.tensor([tokens for tokens, _ in pad]),
             torch.tensor([logs for _, logs in pad], dtype=torch.float32),
@@ -127,7 +130,8 @@ class NgramDrafter:
 
         The left-over mass belongs to the tokens never seen, in equal parts.
         """
-        share, seen = 1.0, {}
+        share = 1.0
+        seen: dict[int, float] = {}
         for n in range(min(len(context), self.order - 1), 0, -1):
             after = self._after(tuple(context[len(context) - n :]))
             if not after:

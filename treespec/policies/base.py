@@ -101,7 +101,9 @@ class Policy:
 
     def parameters(self) -> dict[str, Any]:
         """The public parameters by name."""
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init and not f.name.startswith("_")}
+        return {
+            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init and not f.name.startswith("_")
+        }
 
     def spec(self) -> str:
         """The form that the command line takes, e.g. ``dynamic:tau=0.05,budget=32``; defaults are left out."""

@@ -53,7 +53,7 @@ class Uniform(Policy):
     predictable: ClassVar[bool] = True
 
     depth: int = 4
-    width: int = 3  # type: ignore[assignment]
+    width: int = 3
 
     def __post_init__(self) -> None:
         whole("depth", self.depth, 1, 64)

@@ -39,7 +39,7 @@ class Threshold(Policy):
     source: ClassVar[str] = "the article, strategy C"
 
     tau: float = 0.08
-    width: int = 4  # type: ignore[assignment]
+    width: int = 4
     depth: int = 6
     budget: int = 68
 

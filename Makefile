@@ -1,0 +1,54 @@
+# Two commands do all the set-up on a fresh machine: `make lab` and `make test`. `make demo` needs no browser.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+export HF_HUB_OFFLINE ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: help lab demo test fast lint site model clean
+
+help:
+	@echo "make lab    environment, model, and JupyterLab open on the start notebook"
+	@echo "make demo   policies A to D and plain decoding on a handful of prompts, in the terminal"
+	@echo "make test   environment, then every test"
+	@echo "make fast   only the tests that need no model"
+	@echo "make lint   ruff and mypy"
+
+# One environment for everything; rebuilt when a range or a pin changes.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing treespec and its dependencies into $(VENV) (a few minutes, once) …"
+	@$(PIP) install --quiet -c constraints.txt -e ".[lab,test]"
+	@touch $@
+
+model: $(VENV)/.ready
+	@$(BIN)/python -m treespec.pairs
+
+lab: model
+	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_ARGS)
+
+demo: model
+	@$(BIN)/treespec compare --limit 6 --max-new-tokens 48 \
+	  --policies "plain,linear:gamma=5,uniform:depth=4,width=3,threshold,dynamic"
+
+# Debian's chromium drives the browser tests; without root and apt they are skipped, visibly.
+chromium:
+	@command -v chromium >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	  && apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } \
+	  || echo "no chromium: browser tests will be skipped"
+
+test: model chromium
+	@$(BIN)/python -m pytest
+
+fast: $(VENV)/.ready
+	@$(BIN)/python -m pytest -m "not slow and not browser"
+
+lint: $(VENV)/.ready
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+site: $(VENV)/.ready
+	@mkdir -p site && $(BIN)/jupyter nbconvert --to html --execute --output-dir site notebooks/*.ipynb
+
+clean:
+	rm -rf $(VENV) site build dist

@@ -1,0 +1,231 @@
+"""The command line: the same calls as the library. Results on stdout, progress and notes on stderr.
+
+Exit codes: 0, 2 for bad input (one sentence, no traceback), 1 for a failure, 130 for an interrupt.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from treespec.errors import DownloadError, OutOfMemoryError, TreespecError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Tree-based speculative decoding with dynamic topology pruning.\n\nThe output is always the target's own "
+    "text; what changes is how many of its tokens one forward gives. Try: treespec generate --prompt 'Why is the sky blue?'",
+    rich_markup_mode=None,
+)
+notes = Console(stderr=True)
+
+Target = Annotated[str, typer.Option(help="Target: 'smollm2' (embedded), 'toy', a local folder or a hub id.")]
+Draft = Annotated[str, typer.Option(help="Draft: 'ngram', 'none', 'self', a local folder or a hub id.")]
+Dtype = Annotated[str, typer.Option(help="float32 (exact), bfloat16 or float16.")]
+NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Most new tokens per prompt.")]
+Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy; above, tokens are drawn.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of the sampling.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else there.")]
+
+
+@app.callback()
+def _setup() -> None:
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Option(help="What to ask; goes through the target's chat template.")],
+    target: Target = "smollm2",
+    draft: Draft = "ngram",
+    policy: Annotated[
+        str, typer.Option(help="NAME[:key=value,…], e.g. dynamic:tau=0.05,budget=32. See 'treespec policies'.")
+    ] = "",
+    rule: Annotated[str, typer.Option(help="Acceptance rule: match or coupled.")] = "match",
+    max_new_tokens: NewTokens = 128,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    dtype: Dtype = "float32",
+    as_json: Json = False,
+) -> None:
+    """Answer one prompt, streaming the text; the sums follow on stderr.
+
+    Example: treespec generate --prompt "List three fruits." --policy dynamic:tau=0.05,budget=32 --max-new-tokens 48
+    """
+    from transformers import TextStreamer
+
+    import treespec
+    from treespec.pairs import load_pair
+    from treespec.policies import parse_policy
+
+    chosen = parse_policy(policy) if policy else None  # a typo should not wait for a model to load
+    if not prompt.strip():
+        raise treespec.errors.InputError("the prompt is empty; give some text with --prompt")
+    pair = load_pair(target, draft, dtype)
+    streamer = None if as_json else TextStreamer(pair.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {}
+    result = pair.generate(
+        prompt, policy=chosen, rule=rule, seed=seed, streamer=streamer, max_new_tokens=max_new_tokens, **sampling
+    )
+    if as_json:
+        used = chosen or treespec.api.make_policy(None, pair.draft)
+        row = {"text": result.text, "tokens": result.tokens, "policy": used.spec(), "stats": result.stats.as_dict()}
+        print(json.dumps(row, ensure_ascii=False))
+    else:
+        notes.print(f"[dim]{result.stats}[/dim]", highlight=False)
+
+
+@app.command()
+def compare(
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON Lines with id, category, turns. Default: the repo's own.")
+    ] = None,
+    policies: Annotated[
+        str, typer.Option(help="Comma-separated; plain is always added.")
+    ] = "plain,linear,uniform,threshold,dynamic",
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of everything.")] = 1,
+    limit: Annotated[int, typer.Option(min=0, help="Only that many prompts, spread over the file; 0 is all.")] = 0,
+    target: Target = "smollm2",
+    draft: Draft = "ngram",
+    max_new_tokens: NewTokens = 64,
+    temperature: Temperature = 0.0,
+    seed: Seed = 0,
+    dtype: Dtype = "float32",
+    as_json: Json = False,
+) -> None:
+    """Run policies on the same prompts, interleaved, one row each, with speed-ups against plain decoding.
+
+    Example: treespec compare --policies plain,linear:gamma=3,dynamic:tau=0.05,budget=16 --limit 8 --rounds 3
+    """
+    from treespec.compare import compare as run
+    from treespec.pairs import load_pair
+    from treespec.policies import parse_policies
+    from treespec.prompts import mixed_prompts, read_prompts
+
+    chosen = parse_policies(policies)
+    rows = read_prompts(prompts or mixed_prompts())
+    if limit and limit < len(rows):
+        rows = [rows[i * len(rows) // limit] for i in range(limit)]
+    pair = load_pair(target, draft, dtype)
+    with _progress() as progress:
+        task = progress.add_task("warming up", total=None)
+
+        def tell(done: int, total: int, what: str) -> None:
+            progress.update(task, completed=done, total=total, description=what)
+
+        result = run(
+            pair,
+            rows,
+            chosen,
+            rounds=rounds,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            seed=seed,
+            progress=tell,
+        )
+    print(json.dumps(result)) if as_json else _print_table(result)
+
+
+@app.command()
+def policies(as_json: Json = False) -> None:
+    """List the policies with their parameters, defaults and sources."""
+    from treespec.policies import POLICIES
+
+    rows: list[dict[str, Any]] = [
+        {"name": name, "parameters": cls().parameters(), "source": cls.source} for name, cls in POLICIES.items()
+    ]
+    if as_json:
+        print(json.dumps({"policies": rows}))
+        return
+    for row in rows:
+        defaults = ", ".join(
+            f"{k}={'/'.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in row["parameters"].items()
+        )
+        print(f"{row['name']:<10} {defaults or '(no parameters)'}\n{'':<10} {row['source']}")
+
+
+def _progress() -> Any:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=notes,
+        transient=True,
+    )
+
+
+def _print_table(result: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(
+        title=f"{result['target']}: {result['prompts']} prompts × {result['max_new_tokens']} tokens × "
+        f"{result['rounds']} round(s)"
+    )
+    heads = [
+        "policy",
+        "nodes",
+        "verify ms",
+        "draft ms",
+        "overhead ms",
+        "tokens/step",
+        "tokens/s",
+        "speed-up (95 %)",
+        "same text",
+    ]
+    for head in heads:
+        table.add_column(head, justify="left" if head == "policy" else "right", no_wrap=head != "policy")
+    for row in result["rows"]:
+        low, high = row["speedup_ci"]
+        speed = f"{row['speedup']:.2f}×" + ("" if low == high else f" ({low:.2f}–{high:.2f})")
+        cells = [row["policy"], *(f"{row[k]:.1f}" for k in ("nodes", "verify_ms", "draft_ms", "overhead_ms"))]
+        table.add_row(
+            *cells,
+            f"{row['tokens_per_step']:.2f}",
+            f"{row['tokens_per_s']:.1f}",
+            speed,
+            "yes" if row["lossless"] else "NO",
+        )
+    Console(width=max(Console().width, 118)).print(table)
+    print("nodes: per verification, root included; ms: per step; speed-up: against plain decoding by the same engine.")
+
+
+def main() -> None:
+    """Run the command line; the exit code says how it went."""
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    try:
+        app(standalone_mode=False)
+    except (DownloadError, OutOfMemoryError) as error:
+        _fail(error, 1)
+    except TreespecError as error:
+        _fail(error, 2)
+    except typer.TyperException as error:
+        _fail(f"{error.format_message()} See treespec --help", error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail("interrupted", 130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader has gone; so be it
+        sys.exit(1)
+
+
+def _fail(what: object, code: int) -> None:
+    notes.print(f"treespec: {what}", style="red", highlight=False, markup=False, soft_wrap=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

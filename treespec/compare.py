@@ -1,0 +1,159 @@
+"""Policies side by side on the same prompts: interleaved, warmed up, tokens counted from ids, ratios with intervals.
+
+Every round runs every prompt under every policy, the order of policies rotating, so that a drifting machine hits all
+alike. The speed-up of a policy is the time of plain decoding with this very engine over its own time, prefill included,
+summed over prompts (each the median over rounds); its interval is a bootstrap over prompts (scipy, BCa where defined).
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+
+from treespec.api import generate
+from treespec.errors import InputError
+from treespec.events import Stats
+from treespec.pairs import Pair, chat_ids
+from treespec.policies import Autoregressive, Policy
+from treespec.prompts import Prompt
+
+Progress = Callable[[int, int, str], None]  # done, total, what is running
+
+
+@dataclass
+class Tally:
+    """What one policy did: sums, seconds per prompt and round, texts per prompt."""
+
+    policy: Policy
+    stats: Stats = field(default_factory=Stats)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    texts: dict[str, list[int]] = field(default_factory=dict)
+    lossless: bool = True
+
+
+def compare(
+    pair: Pair,
+    prompts: list[Prompt],
+    policies: list[Policy],
+    *,
+    rounds: int = 1,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Run the comparison.
+
+    Args:
+        pair: target, draft and tokenizer.
+        prompts: first turns are used.
+        policies: plain decoding is added in front if it is not among them: it is the denominator.
+        rounds: repetitions of everything, at least 1.
+        max_new_tokens: per prompt.
+        temperature: 0 is greedy; above, ``coupled`` sampling, so that texts stay comparable token for token.
+        seed: of the sampling and of the bootstrap.
+        progress: told before every generation.
+
+    Returns:
+        ``{"rows": [...], "prompts", "rounds", "max_new_tokens", "machine"}``; rows as in the README's table.
+
+    Raises:
+        InputError: for fewer than one round.
+    """
+    if rounds < 1:
+        raise InputError(f"rounds must be at least 1; got {rounds}")
+    if not any(isinstance(p, Autoregressive) for p in policies):
+        policies = [Autoregressive(), *policies]
+    tallies = [Tally(p) for p in policies]
+    sampling: dict[str, Any] = {"do_sample": temperature > 0}
+    if temperature > 0:
+        sampling |= {"temperature": temperature, "top_k": 0}
+    options: dict[str, Any] = {"rule": "coupled", "seed": seed, "max_new_tokens": max_new_tokens, **sampling}
+    ids = {p.id: chat_ids(pair.tokenizer, p.turns[:1]) for p in prompts}
+    for tally in tallies:  # warm-up: allocations, threads, the self-check
+        generate(pair.target, pair.draft, ids[prompts[0].id], policy=tally.policy, **{**options, "max_new_tokens": 8})
+    total = rounds * len(prompts) * len(tallies)
+    for done, (tally, prompt) in enumerate(_schedule(tallies, prompts, rounds)):
+        if progress is not None:
+            progress(done, total, f"{tally.policy.spec()} on {prompt.id}")
+        result = generate(pair.target, pair.draft, ids[prompt.id], policy=tally.policy, **options)
+        tally.stats.merge(result.stats)
+        tally.seconds.setdefault(prompt.id, []).append(result.stats.seconds)
+        first = tally.texts.setdefault(prompt.id, result.tokens)
+        tally.lossless &= first == result.tokens
+    if progress is not None:
+        progress(total, total, "done")
+    plain = next(t for t in tallies if isinstance(t.policy, Autoregressive))
+    return {
+        "rows": [_row(tally, plain, seed) for tally in tallies],
+        "prompts": len(prompts),
+        "rounds": rounds,
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "target": pair.name,
+        "machine": machine(),
+    }
+
+
+def _schedule(tallies: list[Tally], prompts: list[Prompt], rounds: int) -> Iterator[tuple[Tally, Prompt]]:
+    turn = 0
+    for _ in range(rounds):
+        for prompt in prompts:
+            for k in range(len(tallies)):
+                yield tallies[(turn + k) % len(tallies)], prompt
+            turn += 1
+
+
+def _row(tally: Tally, plain: Tally, seed: int) -> dict[str, Any]:
+    names = list(plain.seconds)
+    base = np.array([np.median(plain.seconds[n]) for n in names])
+    own = np.array([np.median(tally.seconds[n]) for n in names])
+    low, high = ratio_interval(base, own, seed) if tally is not plain else (1.0, 1.0)
+    sums = tally.stats
+    return {
+        "policy": tally.policy.spec(),
+        "nodes": round(sums.nodes, 2),
+        "verify_ms": round(sums.per_step_ms("verify"), 3),
+        "draft_ms": round(sums.per_step_ms("draft"), 3),
+        "overhead_ms": round(sums.per_step_ms("overhead"), 3),
+        "tokens_per_step": round(sums.tokens_per_step, 3),
+        "tokens_per_s": round(sums.tokens_per_second, 2),
+        "speedup": round(float(base.sum() / own.sum()), 3),
+        "speedup_ci": [round(low, 3), round(high, 3)],
+        "lossless": bool(tally.lossless and tally.texts == plain.texts),
+    }
+
+
+def ratio_interval(base: np.ndarray, own: np.ndarray, seed: int, level: float = 0.95) -> tuple[float, float]:
+    """Bootstrap interval over prompts of ``sum(base) / sum(own)``; (r, r) where one prompt allows none."""
+    if len(base) < 2 or np.allclose(base / own, (base / own)[0]):
+        ratio = float(base.sum() / own.sum())
+        return ratio, ratio
+    result = stats.bootstrap(
+        (base, own),
+        lambda a, b, axis: a.sum(axis=axis) / b.sum(axis=axis),
+        paired=True,
+        vectorized=True,
+        n_resamples=2000,
+        confidence_level=level,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def machine() -> dict[str, Any]:
+    """What the numbers were measured on."""
+    return {
+        "device": torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }

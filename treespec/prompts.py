@@ -1,0 +1,71 @@
+"""Prompt files: JSON Lines with ``{"id", "category", "turns": [..]}`` (``question_id`` is accepted for ``id``)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from treespec.errors import InputError
+
+
+@dataclass
+class Prompt:
+    """One prompt: its id, its category, and the user's turns."""
+
+    id: str
+    category: str
+    turns: list[str]
+
+
+def data_dir() -> Path:
+    """The repo's ``data/``, or the copy inside an installed package.
+
+    Raises:
+        InputError: if neither exists.
+    """
+    here = Path(__file__).resolve().parent
+    for place in (here / "data", here.parent / "data"):
+        if (place / "prompts").is_dir():
+            return place
+    raise InputError(f"treespec's data folder is missing beside {here}; reinstall the package")
+
+
+def mixed_prompts() -> Path:
+    """The repo's own prompts."""
+    return data_dir() / "prompts" / "mixed.jsonl"
+
+
+def read_prompts(path: str | Path) -> list[Prompt]:
+    """All prompts of a file.
+
+    Raises:
+        InputError: if the file is missing, empty or malformed, with the line number.
+    """
+    path = Path(path)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        why = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else (error.strerror or "cannot be read")
+        raise InputError(f"prompt file {path}: {why}") from None
+    prompts = [_parse(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
+        raise InputError(f"prompt file {path} is empty; expected one JSON object per line")
+    return prompts
+
+
+def _parse(line: str, where: str) -> Prompt:
+    expected = 'expected {"id": …, "category": …, "turns": ["…"]}'
+    try:
+        row: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: not JSON ({getattr(error, 'msg', 'nested too deeply')}); {expected}") from None
+    if not isinstance(row, dict) or not isinstance(row.get("turns"), list) or not row["turns"]:
+        raise InputError(f"{where}: no turns; {expected}")
+    if not all(isinstance(turn, str) and turn.strip() for turn in row["turns"]):
+        raise InputError(f"{where}: every turn must be non-empty text; {expected}")
+    name = row.get("id", row.get("question_id"))
+    if name is None:
+        raise InputError(f"{where}: no id; {expected}")
+    return Prompt(str(name), str(row.get("category", "")), row["turns"])
