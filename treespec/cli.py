@@ -22,7 +22,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Tree-based speculative decoding with dynamic topology pruning.\n\nThe output is always the target's own "
-    "text; what changes is how many of its tokens one forward gives. Try: treespec generate --prompt 'Why is the sky blue?'",
+    "text; what changes is how many of its tokens one forward gives. Try: treespec generate "
+    "--prompt 'Why is the sky blue?'",
     rich_markup_mode=None,
 )
 notes = Console(stderr=True)

@@ -59,7 +59,7 @@ class Limits:
             limits.context, limits.one_by_one = NO_LIMIT, context
         if kind == "longrope":
             original = rope.get("original_max_position_embeddings")
-            limits.switch = int(original or getattr(config, "original_max_position_embeddings", context))
+            limits.switch = int(original or getattr(config, "original_max_position_embeddings", None) or context)
             limits.recompute = "prepare_inputs_for_generation" in type(model).__dict__
         return limits
 
