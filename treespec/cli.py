@@ -19,7 +19,6 @@ from treespec.errors import DownloadError, OutOfMemoryError, TreespecError
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Tree-based speculative decoding with dynamic topology pruning.\n\nThe output is always the target's own "
     "text; what changes is how many of its tokens one forward gives. Try: treespec generate "
@@ -189,7 +188,7 @@ def _print_table(result: dict[str, Any]) -> None:
         "same text",
     ]
     for head in heads:
-        table.add_column(head, justify="left" if head == "policy" else "right", no_wrap=head != "policy")
+        table.add_column(head, justify="left" if head == "policy" else "right", no_wrap=True)
     for row in result["rows"]:
         low, high = row["speedup_ci"]
         speed = f"{row['speedup']:.2f}×" + ("" if low == high else f" ({low:.2f}–{high:.2f})")
@@ -201,7 +200,7 @@ def _print_table(result: dict[str, Any]) -> None:
             speed,
             "yes" if row["lossless"] else "NO",
         )
-    Console(width=max(Console().width, 118)).print(table)
+    Console(width=200).print(table)  # tables take what they need; a narrow terminal scrolls rather than cuts
     print("nodes: per verification, root included; ms: per step; speed-up: against plain decoding by the same engine.")
 
 
@@ -209,7 +208,7 @@ def main() -> None:
     """Run the command line; the exit code says how it went."""
     warnings.filterwarnings("ignore", category=FutureWarning)
     try:
-        app(standalone_mode=False)
+        app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except (DownloadError, OutOfMemoryError) as error:
         _fail(error, 1)
     except TreespecError as error:

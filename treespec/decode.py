@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from treespec.drafters.base import Drafted, Drafter, DraftRequest
-from treespec.errors import NonFiniteLogitsError
+from treespec.errors import InputError, NonFiniteLogitsError
 from treespec.events import StepEvent, StepTimes
 from treespec.model import Session, TreeModel
 from treespec.policies.base import Observation, Policy
@@ -114,6 +114,10 @@ class Decoding:
         start = perf_counter()
         drafted = self._draft()
         tree = drafted.tree if drafted else TokenTree.root_only(self._text[-1])
+        if int(tree.token[0]) != self._text[-1]:
+            raise InputError(
+                f"the drafter's tree has root token {int(tree.token[0])}, but the text ends with {self._text[-1]}"
+            )
         kept, origin = tree.kept()
         before = self._session.seconds
         logits = self._verify(kept)

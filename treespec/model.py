@@ -34,6 +34,7 @@ class TreeModel:
         embedded: rows of the input embedding; ids from here on cannot be read.
         dtype: of masks, the model's compute dtype.
         device: where token ids go.
+        attention: the attention implementation in use.
     """
 
     def __init__(self, model: Any, role: str = "target") -> None:
@@ -49,25 +50,22 @@ class TreeModel:
         self.embedded = int(embeddings.weight.shape[0])
         self.dtype = embeddings.weight.dtype if embeddings.weight.is_floating_point() else model.dtype
         self.device = input_device(model)
+        self.attention = str(getattr(config, "_attn_implementation", "eager"))
         self._keep_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @classmethod
     def of(cls, model: Any, role: str = "target") -> TreeModel:
-        """The wrapper of a model; the self-check runs once per model, at first sight.
+        """The wrapper of a model; the self-check runs at first sight and again if dtype, device or attention change.
 
         Raises:
             UnsupportedModelError: if the model cannot verify a tree, naming its type and why.
         """
-        known = _KNOWN.get(model)
-        if known is None or known._stale():
-            known = cls(model, role)
-            self_check(known)
-            _KNOWN[model] = known
-        return known
-
-    def _stale(self) -> bool:
-        weight = self.model.get_input_embeddings().weight
-        return (weight.is_floating_point() and weight.dtype != self.dtype) or input_device(self.model) != self.device
+        owner = cls(model, role)
+        state = (owner.dtype, owner.device, owner.attention)
+        if _CHECKED.get(model) != state:
+            self_check(owner)
+            _CHECKED[model] = state
+        return owner
 
     def session(self, capacity: int) -> Session:
         """A fresh session with room for ``capacity`` rows."""
@@ -107,7 +105,8 @@ class TreeModel:
         return rows_out
 
 
-_KNOWN: WeakKeyDictionary[Any, TreeModel] = WeakKeyDictionary()
+# what a model was like when it passed; holds no model alive
+_CHECKED: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
 
 
 def input_device(model: Any) -> torch.device:

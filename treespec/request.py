@@ -102,12 +102,12 @@ def from_prepared(
     Raises:
         InputError: for requests that a tree cannot serve.
     """
-    check_ids(input_ids)
-    if inputs_embeds is not None:
-        raise InputError("inputs_embeds cannot be decoded speculatively: a draft needs token ids; pass input_ids")
     config = generation_config
     if config.num_beams != 1:
         raise InputError(f"beam search cannot be decoded speculatively; set num_beams=1 (got {config.num_beams})")
+    if inputs_embeds is not None:
+        raise InputError("inputs_embeds cannot be decoded speculatively: a draft needs token ids; pass input_ids")
+    check_ids(input_ids)
     if config.output_attentions or config.output_hidden_states:
         raise InputError("output_attentions and output_hidden_states are not available from tree verification")
     visible = input_ids[0]

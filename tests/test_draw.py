@@ -1,0 +1,53 @@
+"""HTML of trees and generations: everything escaped, every fate visible."""
+
+import re
+
+import pytest
+
+from treespec import Reason, TokenTree
+from treespec.draw import DEAD, tree_html
+from treespec.pairs import load_pair
+
+NASTY = '<script>alert("x")</script>&'
+
+
+def test_token_texts_are_escaped():
+    tree = TokenTree.from_lists([1, 2], [-1, 0])
+    tree.labels = [NASTY, NASTY]
+    html = tree._repr_html_()
+    assert "<script" not in html and "&lt;script" in html
+
+
+@pytest.mark.parametrize("why", list(DEAD))
+def test_a_reader_can_tell_why_a_node_died(why):
+    tree = TokenTree.from_lists([1, 2, 3], [-1, 0, 0], reason=[0, 0, why])
+    sign, colour, words = DEAD[why]
+    html = tree_html(tree)
+    assert sign in html and colour in html and f"pruned: {words}" in html
+    assert {c for _, c, _ in DEAD.values()} >= {colour} and len({s for s, _, _ in DEAD.values()}) == len(DEAD)
+
+
+def test_accepted_nodes_stand_out():
+    tree = TokenTree.from_lists([1, 2, 3], [-1, 0, 0])
+    tree.accepted = [2]
+    assert "accepted 1" in tree_html(tree) and "verified 1" in tree_html(tree)
+
+
+@pytest.mark.parametrize("nodes", [1, 4, 48, 120, 340])
+def test_big_trees_keep_their_shape_and_give_up_labels(nodes):
+    parent = [-1] + [(i - 1) // 3 for i in range(1, nodes + 1)]
+    html = tree_html(TokenTree.from_lists(range(nodes + 1), parent))
+    marks = len(re.findall(r"<circle|<rect", html))
+    assert marks == nodes + 1
+    assert ("<tspan" in html) == (nodes + 1 <= 80)
+    assert html.count("<title>") == nodes + 1  # hover tells the rest
+
+
+def test_no_reason_is_left_without_a_mark():
+    assert set(DEAD) == set(Reason) - {Reason.KEPT, Reason.NOT_PROPOSED}
+
+
+def test_generation_html_tells_accepted_from_given():
+    pair = load_pair("toy", "model")
+    html = pair.generate("the cat", policy="uniform:depth=2,width=2", max_new_tokens=12)._repr_html_()
+    assert "solid" in html and "dotted" in html and "tokens per step" in html and "&lt;" not in "the cat"
