@@ -1,8 +1,8 @@
 """One pruning decision for 64 nodes over a vocabulary of 128,256, against the verification of those 64 nodes.
 
-The decision starts from the draft's raw logits: log-softmax, entropy, top-k and the dynamic pruner. 128,256 is Llama 3's
-vocabulary, so the verification is by a model of its smallest member's shape (1B, random weights: timing needs no
-others), float32, context 256. The same decision over SmolLM2's 49,152 tokens is shown beside SmolLM2's verification.
+The decision starts from the draft's raw logits: log-softmax, entropy, top-k and the dynamic pruner. 128,256 is
+Llama 3's vocabulary, so the verification is by a model of its smallest member's shape (1B, random weights: timing needs
+no others), float32, context 256. The same decision over SmolLM2's 49,152 tokens stands beside SmolLM2's verification.
 
     .venv/bin/python -m benchmarks.decision [--rounds 7]
 """

@@ -1,8 +1,8 @@
 """The engine's own overhead per step, and its plain decoding against ``model.generate``. Interleaved, one run.
 
 Overhead is everything outside the two models' forwards: log-softmax, top-k and entropy of the draft's logits, the
-policy, masks, the acceptance walk, processors, criteria, cache moves. The draft here is a one-layer random model, so its
-own forwards take almost nothing and the share shown is the worst case; a real draft only lowers it.
+policy, masks, the acceptance walk, processors, criteria, cache moves. The draft here is a one-layer random model, so
+its own forwards take almost nothing and the share shown is the worst case; a real draft only lowers it.
 
     .venv/bin/python -m benchmarks.overhead [--prompts 8] [--tokens 48]
 """

@@ -130,9 +130,9 @@ def test_stop_strings_end_at_the_same_token(llama, twin, span):
 def test_text_prompts_labels_and_text(llama, twin):
     tokenizer = characters()
     got = treespec.generate(llama, twin, "Tree?", policy="linear", tokenizer=tokenizer, **GREEDY)
-    assert got.text == tokenizer.decode(got.tokens) and got.steps[1].tree.labels[0] == tokenizer.decode(
-        got.steps[1].tree.token[:1]
-    )
+    assert got.text == tokenizer.decode(got.tokens)
+    root = got.steps[1].tree
+    assert root.label(0) == tokenizer.decode(root.token[:1])
     assert "tokens per step" in repr(got) and got.steps[1]._repr_html_().startswith("<div")
     batch = tokenizer("Tree?", return_tensors="pt")
     assert treespec.generate(llama, twin, batch, policy="linear", **GREEDY).tokens == got.tokens

@@ -182,6 +182,19 @@ def test_greedy_is_the_limit_of_both_rules(llama, stranger):
         assert torch.equal(got, cold)
 
 
+@pytest.mark.parametrize("temperature", [1e-45, 1e-38, 1e-8, 1e-6])
+def test_tiny_temperatures_are_greedy_not_nan(llama, stranger, temperature):
+    greedy = treespec.generate(llama, None, prompt(7), do_sample=False, max_new_tokens=12).tokens
+    for more in ({}, dict(top_p=0.9), dict(top_k=5)):
+        options = dict(
+            do_sample=True, temperature=temperature, max_new_tokens=12, policy="uniform:depth=2,width=2", **more
+        )
+        assert treespec.generate(llama, stranger, prompt(7), **options).tokens == greedy
+    for bad in (0.0, -1.0):
+        with pytest.raises(ValueError, match="temperature"):
+            treespec.generate(llama, stranger, prompt(7), do_sample=True, temperature=bad, max_new_tokens=2)
+
+
 def test_same_seed_same_text_and_the_global_generator_is_untouched(llama, stranger):
     before = torch.random.get_rng_state()
     options = dict(do_sample=True, top_k=0, max_new_tokens=12)

@@ -61,8 +61,7 @@ def generate(
     events = []
     for event in decoding:
         events.append(event)
-        if tokenizer is not None:
-            event.tree.labels = [tokenizer.decode([t]) for t in event.tree.token.tolist()]
+        event.tree.tokenizer = tokenizer
         if on_step is not None:
             on_step(event)
     return Generation(

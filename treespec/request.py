@@ -6,16 +6,18 @@ the result where the decoding method would start, so every argument means exactl
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, StoppingCriteriaList
+from transformers import LogitsProcessorList, StoppingCriteriaList, TemperatureLogitsWarper
 from transformers.cache_utils import DynamicCache
 
 from treespec.cache import TreeCache
 from treespec.errors import InputError
+
+COLD = 1e-6
 
 
 @dataclass
@@ -26,6 +28,7 @@ class Request:
         input_ids: ``[1, L]`` as given, padding included: what processors, criteria and the result see.
         visible: prompt token ids without padding: what the models see.
         processors, criteria, config: as transformers prepared them.
+        sample: draw tokens rather than take the largest.
         cache: a :class:`TreeCache` of an earlier turn, or None.
     """
 
@@ -34,18 +37,13 @@ class Request:
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList
     config: Any
+    sample: bool = False
     cache: TreeCache | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
 
     @property
     def most_new(self) -> int:
         """Most new tokens."""
         return int(self.config.max_length) - self.input_ids.shape[1]
-
-    @property
-    def sample(self) -> bool:
-        """Whether tokens are drawn rather than argmaxed."""
-        return bool(self.config.do_sample)
 
 
 def prepare(model: Any, input_ids: Tensor, **kwargs: Any) -> Request:
@@ -123,7 +121,15 @@ def from_prepared(
         raise InputError(
             f"a {type(cache).__name__} cannot keep a tree's path; pass the cache that an earlier treespec call returned"
         )
-    return Request(input_ids, visible.tolist(), logits_processor, stopping_criteria, config, config_cache, extra)
+    # a temperature this low would only lose the order of the scores, to infinities
+    warm = LogitsProcessorList([p for p in logits_processor if not _is_cold(p)])
+    sample = bool(config.do_sample) and len(warm) == len(logits_processor)
+    return Request(input_ids, visible.tolist(), warm, stopping_criteria, config, sample, config_cache)
+
+
+def _is_cold(processor: Any) -> bool:
+    """A temperature at which float32 scores overflow: the limit T -> 0, which is greedy."""
+    return isinstance(processor, TemperatureLogitsWarper) and float(processor.temperature) < COLD
 
 
 def _check_positions(position_ids: Tensor | None, mask: Tensor | None) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,6 +47,7 @@ class TokenTree:
         rank: ``[n]`` int64, place among the node's siblings, 0 for the draft's first choice.
         reason: ``[n]`` uint8 of :class:`Reason`.
         labels: token texts for display, if known.
+        tokenizer: decodes them when asked, otherwise; a step should not wait for texts nobody looks at.
         accepted: indices of the accepted nodes, for display; filled by the engine.
     """
 
@@ -58,6 +60,7 @@ class TokenTree:
     rank: Tensor
     reason: Tensor
     labels: list[str] | None = None
+    tokenizer: Any = None
     accepted: list[int] = field(default_factory=list)
 
     @classmethod
@@ -156,7 +159,7 @@ class TokenTree:
             raise TreespecError("a subtree must hold the root and the parent of each of its nodes")
         rest = {name: getattr(self, name)[index] for name in ARRAYS if name != "parent"}
         labels = [self.labels[i] for i in index.tolist()] if self.labels else None
-        return TokenTree(parent=parent, labels=labels, **rest)
+        return TokenTree(parent=parent, labels=labels, tokenizer=self.tokenizer, **rest)
 
     def __repr__(self) -> str:
         kept = self.candidates
@@ -183,9 +186,13 @@ class TokenTree:
 
     def label(self, node: int) -> str:
         """The node's text with visible white space, or its id where no text is known."""
-        if self.labels is None:
+        if self.labels is not None:
+            text = self.labels[node]
+        elif self.tokenizer is not None:
+            text = str(self.tokenizer.decode([int(self.token[node])]))
+        else:
             return str(int(self.token[node]))
-        return self.labels[node].replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
+        return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
 
     def _repr_html_(self) -> str:
         from treespec.draw import tree_html  # drawing is never needed to decode

@@ -154,6 +154,9 @@ def test_run_all_cells_and_look(lab, page):
     assert outputs.filter(has_text="guessed by the draft, accepted").count() >= 1
     trees = outputs.locator("svg[role=img]")
     assert [tree.locator("rect").count() for tree in trees.all()] == [1, 1], "two trees with one root each"
+    fates = " ".join(trees.last.locator("title").all_text_contents())
+    for why in ("below τ", "parent too uncertain", "over budget", "too deep"):  # the toy's tree shows every reason
+        assert f"pruned: {why}" in fates
     assert page.locator("table.comparison tbody tr").count() == 5
     plots = page.locator(".js-plotly-plot")
     assert plots.count() == 2
