@@ -79,14 +79,6 @@ def build(name, attn="sdpa", seed=1, scale=4.0, dtype=torch.float32, **changes):
     return model.to(dtype).eval()
 
 
-def toy_llama(vocabulary=8, seed=1, scale=6.0):
-    """One layer, a handful of tokens: small enough to enumerate its law."""
-    return build(
-        "llama", seed=seed, scale=scale, vocab_size=vocabulary, hidden_size=16, intermediate_size=24, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, bos_token_id=None,
-    )  # fmt: skip
-
-
 def prompt(length, seed=0, vocabulary=VOCAB):
     generator = torch.Generator().manual_seed(seed * 1000 + length)
     return torch.randint(min(3, vocabulary - 1), vocabulary, (1, length), generator=generator)

@@ -4,7 +4,7 @@ import collections
 
 import pytest
 import torch
-from conftest import build, prompt, toy_llama
+from conftest import build, prompt
 from scipy import stats
 from transformers import (
     LogitsProcessorList,
@@ -16,12 +16,13 @@ from transformers import (
 
 import treespec
 from treespec.errors import InputError
+from treespec.toy import TableModel
 from treespec.tree import TokenTree
 from treespec.verify import Coupled, Match, make_rule
 
 # Four tokens of a vocabulary of four: the first comes from the prefill, so the steps behind it have trees of depth 2
-# and 1. The scale makes the law peaked: on a flat one a goodness-of-fit test sees nothing.
-IDS, NEW, DRAWS, SCALE = torch.tensor([[3, 1, 2]]), 4, 500, 16.0
+# and 1. The tables are peaked: on a flat law a goodness-of-fit test sees nothing.
+IDS, NEW, DRAWS, SHARPNESS = torch.tensor([[3, 1, 2]]), 4, 500, 1.5
 GRID = [
     {},
     dict(temperature=0.7, top_k=3),
@@ -32,7 +33,7 @@ GRID = [
 
 
 def pair(sizes=(4, 4)):
-    return toy_llama(sizes[0], 1, SCALE), toy_llama(sizes[1], 2, SCALE)
+    return TableModel.random(sizes[0], 1, SHARPNESS), TableModel.random(sizes[1], 2, SHARPNESS)
 
 
 def chain(temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0):
