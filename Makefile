@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# A notebook shares its cores with a browser: threads that spin while they wait then cost five times more than they
+# save. Measurements do not set this (docs/LOG.md).
+lab: export OMP_WAIT_POLICY ?= passive
 
 .PHONY: help lab demo test fast lint site model clean
 
@@ -29,7 +32,7 @@ lab: model
 	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_ARGS)
 
 demo: model
-	@$(BIN)/treespec compare --limit 6 --max-new-tokens 48 \
+	@$(BIN)/treespec compare --limit 6 --max-new-tokens 32 \
 	  --policies "plain,linear:gamma=5,uniform:depth=4,width=3,threshold,dynamic"
 
 # Debian's chromium drives the browser tests; without root and apt they are skipped, visibly.
@@ -48,7 +51,7 @@ lint: $(VENV)/.ready
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
 site: $(VENV)/.ready
-	@mkdir -p site && $(BIN)/jupyter nbconvert --to html --execute --output-dir site notebooks/*.ipynb
+	@mkdir -p site && PLOTLY_RENDERER=notebook $(BIN)/jupyter nbconvert --to html --execute --output-dir site notebooks/*.ipynb
 
 clean:
 	rm -rf $(VENV) site build dist

@@ -13,6 +13,7 @@ from treespec.prompts import Prompt
 PROMPTS = [Prompt("a", "x", ["the cat sat"]), Prompt("b", "x", ["a dog ran on"]), Prompt("c", "y", ["the tree"])]
 KEYS = {
     "policy",
+    "parameters",
     "nodes",
     "verify_ms",
     "draft_ms",

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 
 from treespec import Reason, TokenTree
 from treespec.draw import DEAD, tree_html
@@ -45,6 +46,21 @@ def test_big_trees_keep_their_shape_and_give_up_labels(nodes):
 
 def test_no_reason_is_left_without_a_mark():
     assert set(DEAD) == set(Reason) - {Reason.KEPT, Reason.NOT_PROPOSED}
+
+
+class Halves:
+    """Two tokens make one character, as byte-level tokenizers do."""
+
+    def decode(self, tokens, skip_special_tokens=True):
+        return bytes(tokens).decode("utf-8", errors="replace")
+
+
+def test_characters_that_span_tokens_are_shown_whole():
+    pair = load_pair("toy", "model")
+    out = pair.generate("the cat", policy="linear", max_new_tokens=4)
+    out.tokenizer, out.sequences = Halves(), torch.tensor([[2, 4, *"aé".encode(), 98]])
+    html = out._repr_html_()
+    assert "\ufffd" not in html and "é</span>" in html and html.index("a</span>") < html.index("b</span>")
 
 
 def test_generation_html_tells_accepted_from_given():

@@ -118,6 +118,7 @@ def _row(tally: Tally, plain: Tally, seed: int) -> dict[str, Any]:
     sums = tally.stats
     return {
         "policy": tally.policy.spec(),
+        "parameters": tally.policy.parameters(),
         "nodes": round(sums.nodes, 2),
         "verify_ms": round(sums.per_step_ms("verify"), 3),
         "draft_ms": round(sums.per_step_ms("draft"), 3),

@@ -16,26 +16,27 @@ from treespec.tree import Reason, TokenTree
 if TYPE_CHECKING:
     from treespec.events import Generation
 
-GREY, BLUE, GREEN, YELLOW = "#999999", "#0072B2", "#009E73", "#F0E442"
+GREY, BLUE, GREEN, YELLOW = "#999999", "#3B8FD0", "#009E73", "#F0E442"
 VERMILION, PURPLE, ORANGE, LIGHT = "#D55E00", "#CC79A7", "#E69F00", "#BBBBBB"
 DEAD = {
     Reason.BELOW_TAU: ("×", VERMILION, "below τ"),
-    Reason.ENTROPY_CAP: ("–", PURPLE, "parent too uncertain"),
+    Reason.ENTROPY_CAP: ("━", PURPLE, "parent too uncertain"),
     Reason.OVER_BUDGET: ("▽", ORANGE, "over budget"),
-    Reason.TOO_DEEP: ("·", LIGHT, "too deep"),
+    Reason.TOO_DEEP: ("•", GREY, "too deep"),
 }
 LABELS_UP_TO = 80  # nodes; beyond, the text is on hover only
-LEVEL = 62  # pixels between levels
+LEVEL = 70  # pixels between levels
 STYLE = "font:12px system-ui,sans-serif;color:inherit;max-width:100%"
+PAPER = "var(--jp-layout-color0, Canvas)"  # the page's own colour, light or dark
 
 
 def tree_html(tree: TokenTree) -> str:
     """The tree as SVG: depth downwards, siblings left to right by draft rank, a legend of what occurs."""
     x, columns = _layout(tree)
     labelled = len(tree) <= LABELS_UP_TO
-    gap = 74 if labelled else 16
+    gap = 92 if labelled else 16
     width = max(int(columns * gap) + 140, 360)
-    height = (int(tree.depth.max()) + 1) * LEVEL + 50
+    height = int(tree.depth.max()) * LEVEL + 72
     at = [(110 + x[i] * gap, 36 + int(tree.depth[i]) * LEVEL) for i in range(len(tree))]
     parts = [_levels(tree, width), _edges(tree, at), *(_node(tree, i, at[i], labelled) for i in range(len(tree)))]
     svg = f'<svg viewBox="0 0 {width} {height}" width="{width}" style="{STYLE}" role="img">{"".join(parts)}</svg>'
@@ -55,7 +56,7 @@ def _levels(tree: TokenTree, width: int) -> str:
     for depth in range(1, int(tree.depth.max()) + 1):
         y = 36 + depth * LEVEL
         out.append(
-            f'<line x1="0" x2="{width}" y1="{y}" y2="{y}" stroke="{LIGHT}" stroke-opacity=".35"/>'
+            f'<line x1="0" x2="{width}" y1="{y}" y2="{y}" stroke="{LIGHT}" stroke-opacity=".2"/>'
             f'<text x="2" y="{y - 4}" fill="{GREY}" font-size="10">draft step {depth}</text>'
         )
     return "".join(out)
@@ -85,7 +86,7 @@ def _node(tree: TokenTree, i: int, at: tuple[float, int], labelled: bool) -> str
     elif i in tree.accepted:
         mark = f'<circle cx="{x:.0f}" cy="{y}" r="{radius:.1f}" fill="{GREEN}"/>'
     elif why == Reason.KEPT:
-        hollow = f'fill="white" fill-opacity=".6" stroke="{BLUE}" stroke-width="2"'
+        hollow = f'fill="{PAPER}" stroke="{BLUE}" stroke-width="2"'
         mark = f'<circle cx="{x:.0f}" cy="{y}" r="{radius:.1f}" {hollow}/>'
     else:
         sign, colour, _ = DEAD[why]
@@ -95,7 +96,8 @@ def _node(tree: TokenTree, i: int, at: tuple[float, int], labelled: bool) -> str
         short = tree.label(i) if len(tree.label(i)) <= 10 else tree.label(i)[:9] + "…"
         probability = f" {float(tree.logp[i].exp()):.2f}" if i else ""
         text = (
-            f'<text x="{x:.0f}" y="{y + 23}" text-anchor="middle" fill="currentColor">{escape(short)}'
+            f'<text x="{x:.0f}" y="{y + 23}" text-anchor="middle" fill="currentColor" paint-order="stroke" '
+            f'stroke="{PAPER}" stroke-width="4">{escape(short)}'
             f'<tspan fill="{GREY}" font-size="10">{probability}</tspan></text>'
         )
     return f"<g><title>{escape(_hover(tree, i))}</title>{mark}{text}</g>"
@@ -124,18 +126,30 @@ def _caption(tree: TokenTree) -> str:
 
 
 def generation_html(generation: Generation) -> str:
-    """New text with accepted tokens underlined in green and bonus tokens marked, and the sums in one line."""
+    """New text with accepted tokens underlined in green and bonus tokens dotted, and the sums in one line."""
+    kinds = [(event.index, k < len(event.path)) for event in generation.steps for k in range(len(event.tokens))]
     spans = []
-    for event in generation.steps:
-        for k, token in enumerate(event.tokens):
-            text = str(token) if generation.tokenizer is None else generation.tokenizer.decode([token])
-            accepted = k < len(event.path)
-            style = f"border-bottom:3px solid {GREEN}" if accepted else f"border-bottom:3px dotted {GREY}"
-            spans.append(f'<span style="{style}" title="step {event.index}">{escape(text)}</span>')
-    separator = " " if generation.tokenizer is None else ""
+    for text, (step, accepted) in zip(_token_texts(generation), kinds):
+        style = f"border-bottom:3px solid {GREEN}" if accepted else f"border-bottom:3px dotted {GREY}"
+        spans.append(f'<span style="{style}" title="step {step}">{escape(text)}</span>')
     legend = (
         f'<span style="border-bottom:3px solid {GREEN}">guessed by the draft, accepted</span> &nbsp; '
         f'<span style="border-bottom:3px dotted {GREY}">given by the target</span>'
     )
-    body = f'<div style="white-space:pre-wrap;line-height:1.7">{separator.join(spans)}</div>'
-    return f'<div style="{STYLE}">{body}<p>{legend}</p><p>{escape(str(generation.stats))}</p></div>'
+    body = f'<div style="white-space:pre-wrap;line-height:1.8;font-size:14px">{"".join(spans)}</div>'
+    sums = escape(str(generation.stats))
+    return f'<div style="{STYLE}">{body}<p style="margin-top:.8em">{legend}</p><p>{sums}</p></div>'
+
+
+def _token_texts(generation: Generation) -> list[str]:
+    """What each token adds to the text: differences of growing prefixes, since a character may span tokens."""
+    tokens = generation.tokens
+    if generation.tokenizer is None:
+        return [f"{token} " for token in tokens]
+    out, before = [], ""
+    for end in range(1, len(tokens) + 1):
+        text = generation.tokenizer.decode(tokens[:end], skip_special_tokens=True)
+        text = text if end == len(tokens) else text.rstrip("\ufffd")  # half a character waits for its other half
+        out.append(text[len(before) :])
+        before = text if len(text) > len(before) else before
+    return out

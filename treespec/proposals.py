@@ -49,26 +49,18 @@ def propose(logits: Tensor, k: int, noise: Tensor | None = None) -> Proposals:
 
 
 def _propose(x: Tensor, k: int, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    top = x.amax(-1, keepdim=True)
-    broken = ~torch.isfinite(top)
-    if bool(broken.any()):
-        x = torch.where(broken, -torch.inf, x)
-        top = torch.where(broken, 0.0, top)
-    shifted = x - top
-    weight = shifted.exp()
-    total = weight.sum(-1, keepdim=True)
-    log_total = total.log()
-    # H = log Z - sum p*x, with x measured from the maximum
-    spread = shifted.mul_(weight).sum(-1, keepdim=True)
+    probability = x.softmax(-1)
+    token = top_k(x if noise is None else x + noise.to(x.device), k)
+    best = token[:, :1] if noise is None else x.argmax(-1, keepdim=True)
+    log_total = x.gather(-1, best) - probability.gather(-1, best).log()
+    spread = probability.mul_(x).sum(-1, keepdim=True)  # H = log Z - sum p*x
+    broken = ~torch.isfinite(log_total)
     if bool(torch.isnan(spread).any()):  # 0 * -inf of impossible tokens counts as 0; rare, so paid for only then
-        spread = torch.nan_to_num_(shifted, nan=0.0).sum(-1, keepdim=True)
-    entropy = ((log_total - spread / total) / math.log(2)).squeeze(-1).clamp(min=0.0)
-    scores = x if noise is None else x + noise.to(x.device)
-    token = top_k(scores, k)
+        spread = torch.nan_to_num_(probability, nan=0.0).sum(-1, keepdim=True)
+    entropy = ((log_total - spread) / math.log(2)).clamp(min=0.0).masked_fill(broken, torch.inf)
     # clamp: rounding must not make a probability exceed one, or a child outrank its parent
-    logp = (x.gather(-1, token) - top - log_total).clamp(max=0.0)
-    logp = torch.where(broken, -torch.inf, logp)
-    return token, logp, torch.where(broken.squeeze(-1), torch.inf, entropy)
+    logp = (x.gather(-1, token) - log_total).clamp(max=0.0).masked_fill(broken, -torch.inf)
+    return token, logp, entropy.squeeze(-1)
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:
