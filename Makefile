@@ -3,13 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Jupyter asks root, in a container say, to be explicit.
+ROOT := $(shell test "$$(id -u)" = 0 && echo --allow-root)
+
 # A notebook shares its cores with a browser: threads that spin while they wait then cost five times more than they
 # save. Measurements do not set this (docs/LOG.md).
 lab: export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help lab demo test fast lint site model clean
+.PHONY: help lab demo test fast lint site model chromium clean
 
 help:
 	@echo "make lab    environment, model, and JupyterLab open on the start notebook"
@@ -29,7 +31,7 @@ model: $(VENV)/.ready
 	@$(BIN)/python -m treespec.pairs
 
 lab: model
-	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_ARGS)
+	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(ROOT) $(LAB_ARGS)
 
 demo: model
 	@$(BIN)/treespec compare --limit 6 --max-new-tokens 32 \

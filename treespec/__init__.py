@@ -5,6 +5,7 @@ from treespec.api import custom_generate, generate, start, steps
 from treespec.drafters import ModelDrafter, NgramDrafter
 from treespec.errors import TreespecError
 from treespec.events import Generation, Stats, StepEvent
+from treespec.pairs import Pair, load_pair
 from treespec.tree import Reason, TokenTree, TreeBatch
 
 __version__ = "0.1.0"
@@ -13,6 +14,7 @@ __all__ = [
     "Generation",
     "ModelDrafter",
     "NgramDrafter",
+    "Pair",
     "Reason",
     "Stats",
     "StepEvent",
@@ -21,6 +23,7 @@ __all__ = [
     "TreespecError",
     "custom_generate",
     "generate",
+    "load_pair",
     "policies",
     "start",
     "steps",
