@@ -6,8 +6,9 @@ import weakref
 import pytest
 import torch
 import transformers as T
-from conftest import REFUSED, SUPPORTED, build, prompt
+from conftest import REFUSED, SUPPORTED, build, prompt, reference
 
+import treespec
 from treespec.errors import UnsupportedModelError
 from treespec.model import TreeModel
 from treespec.selfcheck import self_check
@@ -146,3 +147,31 @@ def test_training_mode_survives_the_self_check():
     model = build("llama").train()
     TreeModel.of(model)
     assert model.training
+
+
+@pytest.mark.parametrize(
+    "where",
+    [{"model.embed_tokens": "disk", "lm_head": "disk"}, {"model.layers.1": "disk", "model.layers.2": "disk"}],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:.*offload.*")
+def test_offloaded_models_decode_as_whole_ones_do(tmp_path, where):
+    """``model.device`` is meta there; ids must go to the embedding's execution device."""
+    changes = dict(num_hidden_layers=4, tie_word_embeddings=True)
+    whole = build("llama", **changes)
+    whole.save_pretrained(tmp_path / "model")
+    parts = [
+        "model.embed_tokens",
+        "lm_head",
+        "model.norm",
+        "model.rotary_emb",
+        *(f"model.layers.{i}" for i in range(4)),
+    ]
+    placed = {part: where.get(part, "cpu") for part in parts}
+    target = T.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model", device_map=placed, offload_folder=tmp_path / "offload"
+    ).eval()
+    got = treespec.generate(
+        target, whole, prompt(6), policy="uniform:depth=3,width=2", do_sample=False, max_new_tokens=16
+    )
+    assert torch.equal(got.sequences, reference(whole, prompt(6), 16)) and got.stats.tokens_per_step > 3

@@ -8,6 +8,7 @@ frontier and answers which children become nodes (with a reason) and which of th
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
 from dataclasses import dataclass
@@ -69,7 +70,7 @@ class Observation:
 
 
 @dataclass(frozen=True)
-class Policy:
+class Policy(abc.ABC):
     """Base of all strategies. Subclasses are frozen dataclasses whose fields are their parameters."""
 
     name: ClassVar[str] = ""
@@ -78,18 +79,18 @@ class Policy:
     predictable: ClassVar[bool] = False  # decides before it looks at a sampled child
 
     @property
+    @abc.abstractmethod
     def levels(self) -> int:
         """Most draft levels a tree may have; 0 means no speculation."""
-        raise NotImplementedError
 
     @property
+    @abc.abstractmethod
     def width(self) -> int:
         """How many children of a node the draft has to rank."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def decide(self, frontier: Frontier) -> Decision:
         """Which children become nodes, and which of them grow on."""
-        raise NotImplementedError
 
     def trim(self, log_path: Tensor, kept: Tensor) -> Tensor:
         """``[B, N]`` bool: which of the ``kept`` nodes are verified. Default: all of them."""
