@@ -26,6 +26,7 @@ DEAD = {
 }
 LABELS_UP_TO = 80  # nodes; beyond, the text is on hover only
 LEVEL = 70  # pixels between levels
+PAGE = 1000  # pixels across that a big tree tries to fit into
 STYLE = "font:12px system-ui,sans-serif;color:inherit;max-width:100%"
 PAPER = "var(--jp-layout-color0, Canvas)"  # the page's own colour, light or dark
 
@@ -34,11 +35,11 @@ def tree_html(tree: TokenTree) -> str:
     """The tree as SVG: depth downwards, siblings left to right by draft rank, a legend of what occurs."""
     x, columns = _layout(tree)
     labelled = len(tree) <= LABELS_UP_TO
-    gap = 92 if labelled else 16
+    gap = 92.0 if labelled else max(3.0, min(16.0, PAGE / columns))
     width = max(int(columns * gap) + 140, 360)
     height = int(tree.depth.max()) * LEVEL + 72
     at = [(110 + x[i] * gap, 36 + int(tree.depth[i]) * LEVEL) for i in range(len(tree))]
-    parts = [_levels(tree, width), _edges(tree, at), *(_node(tree, i, at[i], labelled) for i in range(len(tree)))]
+    parts = [_levels(tree, width), _edges(tree, at), *(_node(tree, i, at[i], gap) for i in range(len(tree)))]
     svg = f'<svg viewBox="0 0 {width} {height}" width="{width}" style="{STYLE}" role="img">{"".join(parts)}</svg>'
     return f'<div style="overflow-x:auto">{_caption(tree)}{svg}</div>'
 
@@ -77,10 +78,10 @@ def _edges(tree: TokenTree, at: list[tuple[float, int]]) -> str:
     return "".join(out)
 
 
-def _node(tree: TokenTree, i: int, at: tuple[float, int], labelled: bool) -> str:
+def _node(tree: TokenTree, i: int, at: tuple[float, int], gap: float) -> str:
     x, y = at
     why = Reason(int(tree.reason[i]))
-    radius = 3 + 6 * float(tree.log_path[i].exp()) ** 0.5
+    radius = min(3.0, gap / 2.5) + 6 * float(tree.log_path[i].exp()) ** 0.5
     if i == 0:
         mark = f'<rect x="{x - 6:.0f}" y="{y - 6}" width="12" height="12" fill="{GREY}"/>'
     elif i in tree.accepted:
@@ -92,7 +93,7 @@ def _node(tree: TokenTree, i: int, at: tuple[float, int], labelled: bool) -> str
         sign, colour, _ = DEAD[why]
         mark = f'<text x="{x:.0f}" y="{y + 5}" text-anchor="middle" font-size="16" fill="{colour}">{sign}</text>'
     text = ""
-    if labelled:
+    if gap > 16:  # room for a label
         short = tree.label(i) if len(tree.label(i)) <= 10 else tree.label(i)[:9] + "…"
         probability = f" {float(tree.logp[i].exp()):.2f}" if i else ""
         text = (
