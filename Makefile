@@ -28,7 +28,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 	@touch $@
 
 model: $(VENV)/.ready
-	@$(BIN)/python -m treespec.pairs
+	@$(BIN)/python -c "from treespec.pairs import embedded_target; print('embedded target:', embedded_target())"
 
 lab: model
 	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(ROOT) $(LAB_ARGS)

@@ -177,6 +177,8 @@ def test_help_teaches(treespec):
 @pytest.mark.slow
 def test_ctrl_c_ends_with_130_and_no_traceback():
     command = [
+        "env",
+        "--default-signal=INT",  # a shell's background jobs inherit an ignored one
         sys.executable,
         "-m",
         "treespec.cli",

@@ -38,6 +38,15 @@ def test_many_rows_go_in_chunks_and_come_back_in_order():
     torch.testing.assert_close(whole.entropy, torch.cat([p.entropy for p in single]))
 
 
+@pytest.mark.parametrize("sharpness, offset", [(1.0, 0.0), (3.0, 20.0), (6.0, -30.0)])
+def test_entropy_and_probabilities_hold_to_four_digits_on_big_vocabularies(sharpness, offset):
+    x = offset + sharpness * torch.randn(16, 49152, generator=torch.Generator().manual_seed(5))
+    got, logp = propose(x, 4), x.double().log_softmax(-1)
+    want = -(logp.exp() * logp).sum(-1) / math.log(2)
+    assert float((got.entropy - want).abs().max()) < 2e-4
+    assert float((got.logp - logp.topk(4).values).abs().max()) < 1e-4
+
+
 def test_impossible_tokens_neither_count_nor_win():
     x = torch.tensor([[1.0, -torch.inf, 1.0, -torch.inf]])
     got = propose(x, 4)

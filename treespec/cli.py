@@ -208,7 +208,10 @@ def main() -> None:
     """Run the command line; the exit code says how it went."""
     warnings.filterwarnings("ignore", category=FutureWarning)
     try:
-        app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        if code == 130:  # typer turns an interrupt into a return value
+            raise KeyboardInterrupt
+        sys.exit(code or 0)
     except (DownloadError, OutOfMemoryError) as error:
         _fail(error, 1)
     except TreespecError as error:

@@ -227,7 +227,3 @@ def _convert(gguf: Path, out: Path) -> None:
     plain.generation_config = loaded.generation_config
     plain.save_pretrained(out)
     AutoTokenizer.from_pretrained(source, gguf_file=gguf.name).save_pretrained(out)
-
-
-if __name__ == "__main__":  # `make model`: have the embedded target ready before anyone waits for it
-    print(f"embedded target: {embedded_target()}", file=sys.stderr)
