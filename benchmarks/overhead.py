@@ -4,7 +4,7 @@ Overhead is everything outside the two models' forwards: log-softmax, top-k and 
 policy, masks, the acceptance walk, processors, criteria, cache moves. The draft here is a one-layer random model, so
 its own forwards take almost nothing and the share shown is the worst case; a real draft only lowers it.
 
-    .venv/bin/python -m benchmarks.overhead [--prompts 8] [--tokens 48]
+    .venv/bin/python -m benchmarks.overhead [--prompts 8] [--tokens 48] [--plain-only]
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--plain-only", action="store_true", help="only plain decoding against model.generate")
     args = parser.parse_args()
     pair = load_pair()
     draft = small_draft(pair.target.config.vocab_size)
@@ -45,6 +46,7 @@ def main() -> None:
     chosen = [chosen[i * len(chosen) // args.prompts] for i in range(args.prompts)]
     ids = [torch.tensor([pair.prompt_ids(p.turns[0])]) for p in chosen]
     runs = {"tiny model draft, budget 48": (draft, FULL), "n-gram draft, budget 48": (NgramDrafter(), FULL)}
+    runs = {} if args.plain_only else runs
     options: dict[str, Any] = {"do_sample": False, "max_new_tokens": args.tokens}
     generate(pair.target, draft, ids[0], policy=FULL, **{**options, "max_new_tokens": 8})  # warm-up
     pair.target.generate(ids[0], **{**options, "max_new_tokens": 8})

@@ -51,7 +51,7 @@ class TreeLayer(CacheLayerMixin):
         batch, heads, _, dim = like.shape
         # a buffer born in inference mode could not be written outside it, in a later turn
         with torch.inference_mode(False):
-            return torch.zeros(batch, heads, self.capacity, dim, dtype=like.dtype, device=like.device)
+            return torch.empty(batch, heads, self.capacity, dim, dtype=like.dtype, device=like.device)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write ``n`` new rows behind the used ones and return views of all used rows."""

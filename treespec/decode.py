@@ -9,6 +9,7 @@ asked with exactly the text so far, so nothing after a stop is returned, streame
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
@@ -178,7 +179,7 @@ class Decoding:
     def _scores(self, logits: Tensor, node: int) -> Tensor:
         """Processed float32 scores ``[V]`` at a node whose path is what was emitted so far."""
         raw = logits[node]
-        if bool(torch.isnan(raw).any()):
+        if math.isnan(float(raw.max())):  # the maximum passes NaN on, in one read
             raise NonFiniteLogitsError(
                 f"the target's logits at position {self.length - 1} hold NaN after {self.emitted} new tokens; "
                 "load it in a wider dtype (float32 or bfloat16) or check its weights"
