@@ -359,6 +359,14 @@ def test_a_returned_cache_serves_the_next_turn(llama, twin):
     assert torch.equal(got, reference(llama, third, 5)), "transformers' own loop can go on with it, too"
 
 
+def test_a_cache_from_before_the_longrope_switch_is_read_anew():
+    model = build("phi3-longrope-16")
+    first = spec(model, "ngram", prompt(6), "linear", max_new_tokens=6)
+    longer = torch.cat([first.sequences, prompt(8, seed=3)], 1)
+    got = spec(model, "ngram", longer, "linear", max_new_tokens=8, cache=first.cache)
+    assert torch.equal(got.sequences, reference(build("phi3-longrope-16"), longer, 8))
+
+
 def test_four_threads_on_one_target(llama, twin):
     prompts = [prompt(5 + i, seed=i) for i in range(4)]
     want = [reference(llama, ids, 24) for ids in prompts]

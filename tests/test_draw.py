@@ -66,4 +66,4 @@ def test_characters_that_span_tokens_are_shown_whole():
 def test_generation_html_tells_accepted_from_given():
     pair = load_pair("toy", "model")
     html = pair.generate("the cat", policy="uniform:depth=2,width=2", max_new_tokens=12)._repr_html_()
-    assert "solid" in html and "dotted" in html and "tokens per step" in html and "&lt;" not in "the cat"
+    assert "solid" in html and "dotted" in html and "tokens per step" in html

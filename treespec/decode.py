@@ -31,7 +31,7 @@ TREE_ROOM = 64  # rows beside the text that the caches start with
 
 
 class Decoding:
-    """One text under way. Iterate over it for its steps, or call :meth:`run`.
+    """One text under way. Iterate over it for its steps.
 
     Args:
         target: the model whose output counts.
@@ -97,15 +97,13 @@ class Decoding:
         if self.streamer is not None:
             self.streamer.end()
 
-    def run(self) -> list[StepEvent]:
-        """All steps."""
-        return list(self)
-
     def _prefill(self) -> StepEvent:
         """Read the prompt; its last token's logits give the first new token."""
         start = perf_counter()
         if self.streamer is not None:
             self.streamer.put(self.request.input_ids.cpu())
+        if self._restart_needed():  # an earlier turn's cache, on the other side of a longrope switch
+            self._session.truncate(0)
         logits = self._session.extend(self._text[self._session.length :])
         assert logits is not None
         tree = TokenTree.root_only(self._text[-1])
@@ -168,7 +166,7 @@ class Decoding:
                 path.append(node)
             if self._append(token):
                 break
-        self._commit(index, kept, path, tokens, origin)
+        self._commit(index, path, tokens, origin)
         tree.accepted = [origin[i] for i in path]
         times.total = perf_counter() - start
         self.policy = self.policy.after_step(Observation(len(tokens), len(kept), times.total, times.verify))
@@ -206,7 +204,7 @@ class Decoding:
         self.finished = bool(self.request.criteria(self.sequences, kept).all())
         return self.finished
 
-    def _commit(self, index: int, kept: TokenTree, path: list[int], tokens: list[int], origin: list[int]) -> None:
+    def _commit(self, index: int, path: list[int], tokens: list[int], origin: list[int]) -> None:
         """Both caches keep the emitted path; as in transformers, the last token is in none of them."""
         if index > 0:
             in_cache = path if len(path) < len(tokens) else path[:-1]

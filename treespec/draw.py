@@ -16,7 +16,7 @@ from treespec.tree import Reason, TokenTree
 if TYPE_CHECKING:
     from treespec.events import Generation
 
-GREY, BLUE, GREEN, YELLOW = "#999999", "#3B8FD0", "#009E73", "#F0E442"
+GREY, BLUE, GREEN = "#999999", "#3B8FD0", "#009E73"
 VERMILION, PURPLE, ORANGE, LIGHT = "#D55E00", "#CC79A7", "#E69F00", "#BBBBBB"
 DEAD = {
     Reason.BELOW_TAU: ("×", VERMILION, "below τ"),
