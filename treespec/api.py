@@ -11,9 +11,10 @@ from transformers import StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from treespec.decode import Decoding
-from treespec.drafters import Drafter, ModelDrafter, NgramDrafter
+from treespec.drafters import Drafter, HeadDrafter, ModelDrafter, NgramDrafter
 from treespec.errors import InputError, VocabularyError
 from treespec.events import Generation, StepEvent
+from treespec.head import FeatureHead
 from treespec.model import TreeModel
 from treespec.policies import Autoregressive, DynamicTreePruner, Policy, parse_policy
 from treespec.request import Request, from_prepared, prepare
@@ -39,7 +40,8 @@ def generate(
 
     Args:
         target: a transformers causal LM, unmodified.
-        draft: a causal LM of the same vocabulary, ``"ngram"``, a :class:`Drafter`, or None for plain decoding.
+        draft: a causal LM of the same vocabulary, a :class:`treespec.head.FeatureHead`, ``"ngram"``, a
+            :class:`Drafter`, or None for plain decoding.
         inputs: prompt: token ids ``[1, L]`` (tensor, list, or a tokenizer's output), or text with ``tokenizer``.
         policy: a policy or its command-line form; default :class:`DynamicTreePruner`, plain without a draft.
         rule: acceptance rule, ``"match"`` or ``"coupled"``.
@@ -190,8 +192,10 @@ def make_drafter(draft: Any, owner: TreeModel) -> Drafter | None:
     if hasattr(draft, "grow") and hasattr(draft, "commit"):
         drafter: Drafter = draft
         return drafter
+    if isinstance(draft, FeatureHead):
+        return HeadDrafter(draft)
     if not hasattr(draft, "config"):
-        raise InputError(f"draft must be a causal LM, a Drafter, 'ngram' or None; got {draft!r}")
+        raise InputError(f"draft must be a causal LM, a feature head, a Drafter, 'ngram' or None; got {draft!r}")
     check_vocabularies(owner.vocabulary, int(draft.config.get_text_config(decoder=True).vocab_size))
     return ModelDrafter(draft)
 

@@ -28,7 +28,19 @@ app = typer.Typer(
 notes = Console(stderr=True)
 
 Target = Annotated[str, typer.Option(help="Target: 'smollm2' (embedded), 'toy', a local folder or a hub id.")]
-Draft = Annotated[str, typer.Option(help="Draft: 'ngram', 'none', 'self', a local folder or a hub id.")]
+Draft = Annotated[
+    str,
+    typer.Option(
+        help="Draft: 'mix' (shipped feature head and n-grams), 'head', 'lm' (shipped small model), 'ngram', 'none', "
+        "'self', a folder or a hub id. 'auto': mix for smollm2, ngram for others."
+    ),
+]
+Fast = Annotated[
+    str,
+    typer.Option(
+        help="Faster forwards, checked against the model's own: 'cpu' (packed products), 'lean', 'compile', 'off'."
+    ),
+]
 Dtype = Annotated[str, typer.Option(help="float32 (exact), bfloat16 or float16.")]
 NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Most new tokens per prompt.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy; above, tokens are drawn.")]
@@ -49,7 +61,7 @@ def _setup() -> None:
 def generate(
     prompt: Annotated[str, typer.Option(help="What to ask; goes through the target's chat template.")],
     target: Target = "smollm2",
-    draft: Draft = "ngram",
+    draft: Draft = "auto",
     policy: Annotated[
         str, typer.Option(help="NAME[:key=value,…], e.g. dynamic:tau=0.05,budget=32. See 'treespec policies'.")
     ] = "",
@@ -58,6 +70,7 @@ def generate(
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     dtype: Dtype = "float32",
+    fast: Fast = "off",
     as_json: Json = False,
 ) -> None:
     """Answer one prompt, streaming the text; the sums follow on stderr.
@@ -73,7 +86,7 @@ def generate(
     chosen = parse_policy(policy) if policy else None  # a typo should not wait for a model to load
     if not prompt.strip():
         raise treespec.errors.InputError("the prompt is empty; give some text with --prompt")
-    pair = load_pair(target, draft, dtype)
+    pair = load_pair(target, draft, dtype, fast)
     streamer = None if as_json else TextStreamer(pair.tokenizer, skip_prompt=True, skip_special_tokens=True)
     sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {}
     result = pair.generate(
@@ -98,11 +111,12 @@ def compare(
     rounds: Annotated[int, typer.Option(min=1, help="Repetitions of everything.")] = 1,
     limit: Annotated[int, typer.Option(min=0, help="Only that many prompts, spread over the file; 0 is all.")] = 0,
     target: Target = "smollm2",
-    draft: Draft = "ngram",
+    draft: Draft = "auto",
     max_new_tokens: NewTokens = 64,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
     dtype: Dtype = "float32",
+    fast: Fast = "off",
     as_json: Json = False,
 ) -> None:
     """Run policies on the same prompts, interleaved, one row each, with speed-ups against plain decoding.
@@ -118,7 +132,7 @@ def compare(
     rows = read_prompts(prompts or mixed_prompts())
     if limit and limit < len(rows):
         rows = [rows[i * len(rows) // limit] for i in range(limit)]
-    pair = load_pair(target, draft, dtype)
+    pair = load_pair(target, draft, dtype, fast)
     with _progress() as progress:
         task = progress.add_task("warming up", total=None)
 
@@ -154,6 +168,60 @@ def policies(as_json: Json = False) -> None:
             f"{k}={'/'.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in row["parameters"].items()
         )
         print(f"{row['name']:<10} {defaults or '(no parameters)'}\n{'':<10} {row['source']}")
+
+
+@app.command()
+def distill(
+    out: Annotated[Path, typer.Option(help="Folder of the draft to make; an unfinished one is gone on with.")],
+    target: Target = "smollm2",
+    kind: Annotated[str, typer.Option(help="'head' (feature head, EAGLE family) or 'lm' (small model).")] = "head",
+    answers: Annotated[int, typer.Option(min=1, help="How many training prompts the target answers.")] = 4096,
+    answers_dir: Annotated[
+        Path | None,
+        typer.Option(help="Where answers are kept, to share them between drafts. Default: OUT/answers."),
+    ] = None,
+    prompts: Annotated[Path | None, typer.Option(help="Your own prompt file. Default: the repo's templates.")] = None,
+    epochs: Annotated[float, typer.Option(min=0.01, help="Passes over the answers.")] = 4.0,
+    rate: Annotated[float, typer.Option(min=0.0, help="Highest learning rate.")] = 5e-4,
+    unroll: Annotated[int, typer.Option(min=1, max=8, help="Levels a head is trained for, on its own outputs.")] = 3,
+    vocabulary: Annotated[int, typer.Option(min=16, help="Tokens that a head can propose.")] = 8192,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=4, help="Most tokens per answer.")] = 144,
+    slots: Annotated[int, typer.Option(min=1, help="Answers under way at once.")] = 64,
+    dtype: Dtype = "float32",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of prompts, answers, weights and order.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace a finished draft in OUT.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Train a draft for a target: the target answers prompts, the draft learns from its answers.
+
+    Ctrl-C loses nothing but the answers under way and the steps since the last checkpoint; the same command goes on.
+    The draft is then ready for --draft OUT.
+
+    Example: treespec distill --out my-head --target my-model --kind head --answers 4096
+    """
+    import treespec
+    from treespec.distill.loop import Plan
+    from treespec.distill.pipeline import KINDS, Recipe
+    from treespec.distill.pipeline import distill as run
+    from treespec.pairs import load_model
+
+    if kind not in KINDS:
+        raise treespec.errors.InputError(f"unknown kind of draft {kind!r}; known: {', '.join(KINDS)}")
+    if (out / "training.json").exists() and not force:
+        raise treespec.errors.InputError(f"{out} holds a finished draft; give another --out, or --force to replace it")
+    model, tokenizer = load_model(target, dtype)
+    recipe = Recipe(
+        kind=kind,
+        answers=answers,
+        new_tokens=max_new_tokens,
+        slots=slots,
+        unroll=unroll,
+        draft_vocabulary=vocabulary,
+        plan=Plan(epochs=epochs, rate=rate, seed=seed),
+    )
+    command = "treespec " + " ".join(sys.argv[1:])
+    report = run(model, tokenizer, target, out, recipe, answers=answers_dir, prompts=prompts, command=command)
+    print(json.dumps(report)) if as_json else print((out / "README.md").read_text(encoding="utf-8"))
 
 
 def _progress() -> Any:

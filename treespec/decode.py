@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treespec.drafters.base import Drafted, Drafter, DraftRequest
+from treespec.drafters.base import Drafted, Drafter, DraftRequest, FeatureDrafter
 from treespec.errors import InputError, NonFiniteLogitsError
 from treespec.events import StepEvent, StepTimes
 from treespec.model import Session, TreeModel
@@ -72,6 +72,7 @@ class Decoding:
         if self.drafter is not None:
             shape = draft_shape(request.processors)
             capacity = self.length + request.most_new + TREE_ROOM
+            self._session.keep_hidden = isinstance(self.drafter, FeatureDrafter)
             self.drafter.begin(DraftRequest(self._text, capacity, target.vocabulary, shape, rule.noise))
 
     def _begin_target(self) -> Session:
@@ -104,7 +105,8 @@ class Decoding:
             self.streamer.put(self.request.input_ids.cpu())
         if self._restart_needed():  # an earlier turn's cache, on the other side of a longrope switch
             self._session.truncate(0)
-        logits = self._session.extend(self._text[self._session.length :])
+        self._cached = self._session.length
+        logits = self._session.extend(self._text[self._cached :])
         assert logits is not None
         tree = TokenTree.root_only(self._text[-1])
         return self._emit(0, tree, [0], tree, logits, [], StepTimes(verify=self._session.seconds), start)
@@ -206,11 +208,19 @@ class Decoding:
 
     def _commit(self, index: int, path: list[int], tokens: list[int], origin: list[int]) -> None:
         """Both caches keep the emitted path; as in transformers, the last token is in none of them."""
+        in_cache = path if len(path) < len(tokens) else path[:-1]
         if index > 0:
-            in_cache = path if len(path) < len(tokens) else path[:-1]
             self._session.keep([0, *in_cache])
-        if self.drafter is not None and not self.finished:
-            self.drafter.commit([origin[i] for i in path], tokens)
+        if self.drafter is None or self.finished:
+            return
+        self.drafter.commit([origin[i] for i in path], tokens)
+        hidden = self._session.hidden
+        if not isinstance(self.drafter, FeatureDrafter) or hidden is None:
+            return
+        if index == 0:
+            self.drafter.read(hidden, self._cached)
+        else:
+            self.drafter.read(hidden[[0, *in_cache]])
 
     @property
     def cache(self) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -18,8 +18,18 @@ from torch import Tensor
 
 from treespec.cache import TreeCache
 from treespec.errors import OutOfMemoryError
+from treespec.lean import lean_forward
 from treespec.limits import Limits
 from treespec.selfcheck import check_support, layer_kinds, self_check
+
+
+class Output(NamedTuple):
+    """Of one forward over n tokens: ``logits`` (all rows, the last, or None) and normalised last ``hidden`` ``[n, H]``,
+    None where nobody asked for it.
+    """
+
+    logits: Tensor | None
+    hidden: Tensor | None = None
 
 
 class TreeModel:
@@ -35,6 +45,7 @@ class TreeModel:
         dtype: of masks, the model's compute dtype.
         device: where token ids go.
         attention: the attention implementation in use.
+        lean: the lean forward, if :func:`treespec.fast.speed_up` made one for this model.
     """
 
     def __init__(self, model: Any, role: str = "target") -> None:
@@ -51,6 +62,7 @@ class TreeModel:
         self.dtype = embeddings.weight.dtype if embeddings.weight.is_floating_point() else model.dtype
         self.device = input_device(model)
         self.attention = str(getattr(config, "_attn_implementation", "eager"))
+        self.lean = lean_forward(model)
         self._keep_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @classmethod
@@ -61,7 +73,7 @@ class TreeModel:
             UnsupportedModelError: if the model cannot verify a tree, naming its type and why.
         """
         owner = cls(model, role)
-        state = (owner.dtype, owner.device, owner.attention)
+        state = (owner.dtype, owner.device, owner.attention, owner.lean is not None)
         if _CHECKED.get(model) != state:
             self_check(owner)
             _CHECKED[model] = state
@@ -72,23 +84,34 @@ class TreeModel:
         self.limits.forget_previous_text()
         return Session(self, TreeCache(self.kinds, capacity))
 
-    def run(self, ids: Tensor, positions: Tensor, mask: Any, cache: Any, logits: str) -> Tensor | None:
-        """One forward. ``logits``: ``"all"`` rows, the ``"last"`` row, or ``"none"``. Returns ``[rows, V]``.
+    def run(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Any,
+        cache: Any,
+        logits: str,
+        hidden: bool = False,
+        features: Tensor | None = None,
+    ) -> Output:
+        """One forward.
+
+        Args:
+            ids: ``[1, n]``.
+            positions: ``[1, n]``.
+            mask: additive ``[1, 1, n, m]``, a dict of such by layer kind, or None.
+            cache: keys and values of what came before; grows by n rows.
+            logits: ``"all"`` rows, the ``"last"`` row, or ``"none"``.
+            hidden: also return the last hidden states.
+            features: what a feature head reads beside the tokens; a language model reads none.
 
         Raises:
             OutOfMemoryError: naming what was asked for and what to lower.
         """
-        keep = {} if not self._keep_logits or logits == "all" else {"logits_to_keep": 1}
         try:
-            out = self.model(
-                input_ids=ids,
-                position_ids=positions,
-                attention_mask=mask,
-                cache=cache,
-                use_cache=cache is not None,
-                return_dict=True,
-                **keep,
-            )
+            if self.lean is not None:
+                return self._run_lean(ids, positions, mask, cache, logits, hidden)
+            return self._run_model(ids, positions, mask, cache, logits, hidden)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "can't allocate memory" not in str(
                 error
@@ -99,10 +122,29 @@ class TreeModel:
                 f"the {self.role} ran out of memory on {self.device} in a forward of {ids.shape[1]} tokens over "
                 f"{rows} cached ones; lower the policy's budget, the prompt's length or the dtype's width"
             ) from error
+
+    def _run_lean(self, ids: Tensor, positions: Tensor, mask: Any, cache: Any, logits: str, hidden: bool) -> Output:
+        assert self.lean is not None
+        last = self.lean.hidden(ids, positions, mask, cache)[0]
+        rows = {"all": last, "last": last[-1:]}.get(logits)
+        return Output(None if rows is None else self.lean.logits(rows), last if hidden else None)
+
+    def _run_model(self, ids: Tensor, positions: Tensor, mask: Any, cache: Any, logits: str, hidden: bool) -> Output:
+        keep = {} if not self._keep_logits or logits == "all" else {"logits_to_keep": 1}
+        out = self.model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            cache=cache,
+            use_cache=cache is not None,
+            return_dict=True,
+            output_hidden_states=hidden,
+            **keep,
+        )
+        last = out.hidden_states[-1][0] if hidden else None
         if logits == "none":
-            return None
-        rows_out: Tensor = out.logits[0] if logits == "all" else out.logits[0, -1:]
-        return rows_out
+            return Output(None, last)
+        return Output(out.logits[0] if logits == "all" else out.logits[0, -1:], last)
 
 
 # what a model was like when it passed; holds no model alive
@@ -120,38 +162,75 @@ def input_device(model: Any) -> torch.device:
     return device
 
 
+class Forward(Protocol):
+    """What a session runs: a language model, or a feature head."""
+
+    kinds: list[str]
+    window: int | None
+    dtype: torch.dtype
+    device: torch.device
+
+    def run(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Any,
+        cache: Any,
+        logits: str,
+        hidden: bool = False,
+        features: Tensor | None = None,
+    ) -> Output:
+        """See :meth:`TreeModel.run`."""
+
+
 class Session:
     """The forwards over one text, and its cache.
 
     The cache holds ``length`` committed tokens; behind them the rows of the tree under work. ``extend`` commits
     tokens at once; ``tree`` appends uncommitted ones; ``keep`` commits some of those and forgets the rest.
+
+    Attributes:
+        keep_hidden: ask for hidden states in every forward.
+        hidden: ``[n, H]`` of the last forward's tokens, if asked for.
+        seconds: spent in forwards.
     """
 
-    def __init__(self, owner: TreeModel, cache: TreeCache, length: int = 0) -> None:
+    def __init__(self, owner: Forward, cache: TreeCache, length: int = 0) -> None:
         self.owner = owner
         self.cache = cache
         self.length = length
-        self.seconds = 0.0  # spent in forwards
+        self.keep_hidden = False
+        self.hidden: Tensor | None = None
+        self.seconds = 0.0
         self._tree_positions: list[int] = []
 
-    def extend(self, tokens: Sequence[int], logits: str = "last") -> Tensor | None:
-        """Commit tokens behind the others; returns the logits of the last one ``[1, V]`` (or all, or None)."""
+    def extend(self, tokens: Sequence[int], logits: str = "last", features: Tensor | None = None) -> Tensor | None:
+        """Commit tokens behind the others; returns the logits of the last one ``[1, V]`` (or all, or None).
+
+        Args:
+            tokens: in order.
+            logits: which rows to return.
+            features: ``[n, H]`` for a feature head.
+        """
         if not tokens:
             return None
         own = self.owner
         ids = torch.tensor([list(tokens)], device=own.device)
         positions = torch.arange(self.length, self.length + len(tokens), device=own.device)[None]
-        out = self._timed(ids, positions, None, logits)
+        out = self._timed(ids, positions, None, logits, features)
         self.length += len(tokens)
         return out
 
-    def tree(self, tokens: Sequence[int], depths: Sequence[int], visible: np.ndarray) -> Tensor:
+    def tree(
+        self, tokens: Sequence[int], depths: Sequence[int], visible: np.ndarray, features: Tensor | None = None
+    ) -> Tensor:
         """Append tree nodes without committing them.
 
         Args:
             tokens: of n nodes.
             depths: positions relative to the next free one: 0 for the root if it is part of the tree.
             visible: ``[n, m]`` bool over the m uncommitted rows after this call (earlier ones and these n).
+            features: ``[n, H]`` for a feature head.
 
         Returns:
             Logits ``[n, V]``.
@@ -163,13 +242,13 @@ class Session:
         if len(self._tree_positions) > 1:  # a lone token after the committed text needs no mask of ours
             mask = self._mask(positions, visible)
         ids = torch.tensor([list(tokens)], device=own.device)
-        out = self._timed(ids, torch.tensor([positions], device=own.device), mask, "all")
+        out = self._timed(ids, torch.tensor([positions], device=own.device), mask, "all", features)
         assert out is not None
         return out
 
-    def _timed(self, ids: Tensor, positions: Tensor, mask: Any, logits: str) -> Tensor | None:
+    def _timed(self, ids: Tensor, positions: Tensor, mask: Any, logits: str, features: Tensor | None) -> Tensor | None:
         start = perf_counter()
-        out = self.owner.run(ids, positions, mask, self.cache, logits)
+        out, self.hidden = self.owner.run(ids, positions, mask, self.cache, logits, self.keep_hidden, features)
         if ids.device.type == "cuda":
             torch.cuda.synchronize(ids.device)  # the next thing anyone does is to read these logits
         self.seconds += perf_counter() - start
@@ -185,6 +264,8 @@ class Session:
         out = self.extend(tokens)
         assert out is not None
         self.length -= 1
+        if self.hidden is not None:
+            self.hidden = self.hidden[-1:]
         return out
 
     def truncate(self, length: int) -> None:

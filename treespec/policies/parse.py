@@ -8,12 +8,13 @@ from typing import Any
 
 from treespec.errors import PolicyError
 from treespec.policies.base import Policy
+from treespec.policies.bestfirst import BestFirst
 from treespec.policies.dynamic import DynamicTreePruner
 from treespec.policies.static import Autoregressive, Linear, Uniform
 from treespec.policies.threshold import Threshold
 
 POLICIES: dict[str, type[Policy]] = {
-    cls.name: cls for cls in (Autoregressive, Linear, Uniform, Threshold, DynamicTreePruner)
+    cls.name: cls for cls in (Autoregressive, Linear, Uniform, Threshold, DynamicTreePruner, BestFirst)
 }
 
 

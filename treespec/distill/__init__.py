@@ -1,0 +1,1 @@
+"""Distillation: training prompts and what is learned from them."""

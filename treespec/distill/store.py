@@ -1,0 +1,126 @@
+"""What the target answered, on disk: parts of a few dozen answers, each written whole or not at all.
+
+A part is one safetensors file: the tokens of all its answers behind one another, the hidden states in float16, and per
+answer its number, prompt length, length and temperature. Reading maps the files into memory; nothing is copied until a
+batch is made.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from treespec.distill.answers import Answer
+from treespec.errors import InputError
+from treespec.files import write_whole
+
+
+@dataclass
+class Text:
+    """One stored answer.
+
+    Attributes:
+        index: its prompt's number.
+        tokens: ``[n]`` int32, prompt and answer.
+        prompt: how many of them are the prompt.
+        temperature: 0 if greedy.
+        features: ``[n - 1, H]`` float16, mapped from the file; None if the store has none.
+    """
+
+    index: int
+    tokens: Tensor
+    prompt: int
+    temperature: float
+    features: Tensor | None
+
+
+class AnswerStore:
+    """A folder of answers that grows part by part.
+
+    Args:
+        folder: made if missing.
+        about: what the answers depend on (target, seed, …); a folder that holds others' answers is refused.
+
+    Raises:
+        InputError: if the folder belongs to another run.
+    """
+
+    def __init__(self, folder: str | Path, about: dict[str, Any] | None = None) -> None:
+        self.folder = Path(folder)
+        if about is None and not (self.folder / "about.json").exists():
+            raise InputError(f"{self.folder} holds no answers; run `treespec distill answers` first")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        note = self.folder / "about.json"
+        if note.exists():
+            was = json.loads(note.read_text(encoding="utf-8"))
+            if about is not None and was != about:
+                odd = next(k for k in {**was, **about} if was.get(k) != about.get(k))
+                raise InputError(
+                    f"{self.folder} holds answers made with {odd}={was.get(odd)!r}, not {about.get(odd)!r}; "
+                    "give another folder, or the same settings to go on"
+                )
+            about = was
+        else:
+            write_whole(note, lambda path: path.write_text(json.dumps(about, indent=1), encoding="utf-8"))
+        self.about: dict[str, Any] = about or {}
+
+    @property
+    def parts(self) -> list[Path]:
+        """The finished parts, in order."""
+        return sorted(self.folder.glob("part-*.safetensors"))
+
+    def done(self) -> set[int]:
+        """Numbers of the prompts that have been answered."""
+        out: set[int] = set()
+        for part in self.parts:
+            with _opened(part) as file:
+                out |= set(file.get_tensor("index").tolist())
+        return out
+
+    def add(self, answers: Sequence[Answer], features: bool = True) -> None:
+        """Write one part."""
+        if not answers:
+            return
+        number = 1 + max((int(part.stem.split("-")[1]) for part in self.parts), default=-1)
+        tensors = {
+            "index": torch.tensor([a.job.index for a in answers]),
+            "prompt": torch.tensor([len(a.job.prompt) for a in answers]),
+            "length": torch.tensor([len(a.tokens) for a in answers]),
+            "temperature": torch.tensor([a.job.temperature for a in answers]),
+            "tokens": torch.cat([torch.tensor(a.tokens, dtype=torch.int32) for a in answers]),
+        }
+        if features:
+            tensors["features"] = torch.cat([a.features for a in answers])
+        write_whole(self.folder / f"part-{number:05d}.safetensors", lambda path: save_file(tensors, path))
+
+    def texts(self) -> list[Text]:
+        """All answers, ordered by prompt number; features stay on disk until they are used."""
+        out = []
+        for part in self.parts:
+            with _opened(part) as file:
+                names = set(file.keys())
+                lengths, prompts = file.get_tensor("length").tolist(), file.get_tensor("prompt").tolist()
+                index, heat = file.get_tensor("index").tolist(), file.get_tensor("temperature").tolist()
+                tokens = file.get_tensor("tokens")
+                features = file.get_tensor("features") if "features" in names else None
+            at, row = 0, 0
+            for n, p, i, t in zip(lengths, prompts, index, heat):
+                mine = None if features is None else features[row : row + n - 1]
+                out.append(Text(i, tokens[at : at + n], p, t, mine))
+                at, row = at + n, row + n - 1
+        return sorted(out, key=lambda text: text.index)
+
+
+def _opened(part: Path) -> Any:
+    try:
+        return safe_open(part, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{part} cannot be read ({error}); delete it and its answers are made again") from None

@@ -1,0 +1,124 @@
+"""Drafting with a feature head: it reads the hidden states of the target's own verification, so no second forward.
+
+The head's cache has a row per pair of a token and the true hidden state before it. Below the root its own outputs stand
+in for hidden states; once a path is accepted, its rows are dropped and read again with the true ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treespec.cache import TreeCache
+from treespec.drafters.base import DraftRequest
+from treespec.drafters.cached import CachedDrafter
+from treespec.drafters.growth import Growth
+from treespec.head import FeatureHead
+from treespec.model import Output, Session
+from treespec.packed import Packed, can_pack, pack_linears
+from treespec.proposals import Proposals, propose
+
+
+class _HeadForward:
+    """A head as a session sees it; its linear layers are packed on a CPU, where that is possible."""
+
+    def __init__(self, head: FeatureHead) -> None:
+        self.head = head
+        self.kinds = ["full"]
+        self.window: int | None = None
+        self.dtype, self.device = head.output.dtype, head.output.device
+        self.logits: Any = head.logits
+        if can_pack(head.output):
+            pack_linears(head)
+            self.logits = Packed(head.output)
+
+    def run(
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        mask: Any,
+        cache: Any,
+        logits: str,
+        hidden: bool = False,
+        features: Tensor | None = None,
+    ) -> Output:
+        """One forward; the hidden states are the guessed features, always returned."""
+        assert features is not None
+        out = self.head(ids, features[None], positions, mask, cache)[0]
+        rows = {"all": out, "last": out[-1:]}.get(logits)
+        return Output(None if rows is None else self.logits(rows), out)
+
+
+class HeadDrafter(CachedDrafter):
+    """A feature head as a drafter.
+
+    Args:
+        head: loaded for the target in use.
+    """
+
+    def __init__(self, head: FeatureHead) -> None:
+        self.head = head
+        self.forward = _HeadForward(head)
+
+    def begin(self, request: DraftRequest) -> None:
+        """Start a new text; :meth:`read` brings the prompt's hidden states."""
+        super().begin(request)
+        self._session = Session(self.forward, TreeCache(["full"], request.capacity))
+        self._known = 0  # tokens whose own hidden state has been read
+        self._waiting: list[Tensor] = []  # hidden states not yet in the cache, as features
+        self._last: Tensor | None = None  # the feature before the last token in the cache
+        self._guessed: dict[int, Tensor] = {}
+
+    @property
+    def depth_room(self) -> int:
+        """No limit of its own; nothing before any hidden state was read."""
+        return (1 << 30) if self._known else 0
+
+    def read(self, hidden: Tensor, start: int | None = None) -> None:
+        """See :class:`treespec.drafters.base.FeatureDrafter`."""
+        if start is not None:
+            self._known = start
+        self._known += len(hidden)
+        self._waiting.append(self.head.normal(hidden.to(self.forward.device, self.forward.dtype)))
+
+    def commit(self, path: list[int], tokens: list[int]) -> None:
+        """Drop the tree's rows; the tokens are read again with the true hidden states, which :meth:`read` brings."""
+        self._session.keep([])
+        self._slots, self._guessed = {}, {}
+        self._text += tokens
+
+    def _rewind(self) -> None:
+        self._session.keep([])
+        if not self._waiting:
+            assert self._last is not None
+            self._session.truncate(self._session.length - 1)
+            self._waiting = [self._last]
+
+    def _root_logits(self) -> Tensor:
+        features = torch.cat(self._waiting)
+        self._waiting, self._last = [], features[-1:]
+        tokens = self._text[self._known + 1 - len(features) : self._known + 1]
+        out = self._session.extend(tokens, features=features)
+        assert out is not None and self._session.hidden is not None
+        self._guessed = {0: self._session.hidden[-1]}
+        return out
+
+    def _read_level(self, growth: Growth, nodes: list[int], depths: list[int], visible: np.ndarray) -> Tensor:
+        features = torch.stack([self._guessed[growth.parent[i]] for i in nodes])
+        out = self._session.tree([growth.token[i] for i in nodes], depths, visible, features)
+        assert self._session.hidden is not None
+        self._guessed.update(zip(nodes, self._session.hidden))
+        return out
+
+    def _propose(self, logits: Tensor, growth: Growth, nodes: list[int], noise: Tensor | None) -> Proposals:
+        token_of = self.head.token_of
+        if self._request.shape is not None:
+            dense = logits.new_full((len(logits), self._request.vocabulary), -torch.inf)
+            dense[:, token_of] = logits
+            logits = self._shaped(dense, growth, nodes)
+            return propose(logits, self._width, noise)
+        found = propose(logits, self._width, None if noise is None else noise.to(token_of.device)[token_of])
+        return Proposals(token_of.cpu()[found.token], found.logp, found.entropy)

@@ -1,0 +1,87 @@
+"""A feature head that remembers: n-grams of the text so far, backing off to the head.
+
+Small models repeat themselves and their prompts, and that a head of one layer hardly sees. So probabilities come from
+absolute discounting as in :mod:`treespec.drafters.ngram`, except that the mass a context takes off its counts goes to
+the head's distribution in the end, not to a uniform one. With nothing found, this is the head alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from treespec.drafters.base import DraftRequest
+from treespec.drafters.growth import Growth
+from treespec.drafters.head import HeadDrafter
+from treespec.drafters.ngram import NgramTable
+from treespec.errors import InputError
+from treespec.head import FeatureHead
+from treespec.proposals import Proposals, propose
+
+# mass that a context of 2, 3, … tokens takes off each count, fitted on held-out training answers (docs/LOG.md)
+DISCOUNTS = (0.8, 0.65, 0.5, 0.4, 0.3)
+
+
+class MixDrafter(HeadDrafter):
+    """Head and n-grams as one distribution.
+
+    Args:
+        head: loaded for the target in use.
+        discounts: per context length from 2 on, in (0, 1); its length sets the longest context.
+
+    Raises:
+        InputError: for discounts out of range.
+    """
+
+    def __init__(self, head: FeatureHead, discounts: Sequence[float] = DISCOUNTS) -> None:
+        if not discounts or not all(0 < d < 1 for d in discounts):
+            raise InputError(f"discounts must be one or more numbers between 0 and 1; got {tuple(discounts)}")
+        super().__init__(head)
+        self.discounts = tuple(discounts)
+        self.order = len(discounts) + 2
+
+    def begin(self, request: DraftRequest) -> None:
+        """Start a new text and count its prompt."""
+        super().begin(request)
+        self._table = NgramTable(self.order)
+        self._table.add(self._text)
+
+    def commit(self, path: list[int], tokens: list[int]) -> None:
+        """Append and count the tokens."""
+        start = len(self._text)
+        super().commit(path, tokens)
+        self._table.add(self._text, start)
+
+    def _propose(self, logits: Tensor, growth: Growth, nodes: list[int], noise: Tensor | None) -> Proposals:
+        found = [self._seen(growth, node) for node in nodes]
+        if self._request.shape is None and noise is None and not any(seen for seen, _ in found):
+            return super()._propose(logits, growth, nodes, noise)
+        rest = torch.tensor([share for _, share in found], device=logits.device)
+        mixed = logits.new_zeros(len(nodes), self._request.vocabulary, dtype=torch.float32)
+        mixed[:, self.head.token_of] = logits.float().softmax(-1) * rest[:, None]
+        rows = [i for i, (seen, _) in enumerate(found) for _ in seen]
+        tokens = [token for seen, _ in found for token in seen]
+        mixed[rows, tokens] += torch.tensor([p for seen, _ in found for p in seen.values()], device=logits.device)
+        mixed = mixed.log()
+        if self._request.shape is not None:
+            mixed = self._shaped(mixed, growth, nodes)
+        return propose(mixed, self._width, noise)
+
+    def _seen(self, growth: Growth, node: int) -> tuple[dict[int, float], float]:
+        """``{token: probability}`` after the node's last tokens in the text so far, and the mass left to the head."""
+        reach = self.order - 1
+        context = (self._text[-reach:] + growth.path_tokens(node))[-reach:]
+        share = 1.0
+        seen: dict[int, float] = {}
+        for n in range(len(context), 1, -1):
+            after = self._table.counts.get(tuple(context[len(context) - n :]))
+            if not after:
+                continue
+            discount = self.discounts[n - 2]
+            total = sum(after.values())
+            for token, count in after.items():
+                seen[token] = seen.get(token, 0.0) + share * (count - discount) / total
+            share *= discount * len(after) / total
+        return seen, share

@@ -1,0 +1,230 @@
+"""A feature head: one transformer layer that guesses the target's next hidden state from its last one.
+
+EAGLE (Li et al. 2024) drafts on the target's own features: the last hidden state and the embedding of the token that
+followed go into one decoder layer, whose output stands for the next hidden state and is read by the target's own
+output matrix. As in EAGLE-3 and HASS the head is trained on its own outputs for several steps, because below the first
+level of a tree that is what it sees. The output matrix is cut to a draft vocabulary, the tokens that the target says
+most; a map gives their ids.
+
+Hidden states are handled in units of their own spread: a target's few outlier dimensions would drown the others.
+
+The shipped files hold only the layer, the spread and the map: embedding and output matrix are rows of the target's own.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from treespec.errors import InputError, VocabularyError
+from treespec.files import write_whole
+
+MODEL_TYPE = "treespec_head"
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """Shapes of a head; all but ``intermediate_size`` and ``draft_vocabulary`` are the target's.
+
+    Attributes:
+        target: whose head this is (a note for people; sizes are what is checked).
+        hidden_size: H.
+        intermediate_size: of the gated MLP.
+        heads: attention heads.
+        kv_heads: key and value heads.
+        head_dim: D.
+        vocabulary: tokens of the target.
+        draft_vocabulary: tokens that the head can propose.
+        rope_theta: base of the rotary angles.
+        eps: of the norms.
+    """
+
+    target: str
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    draft_vocabulary: int
+    rope_theta: float = 10000.0
+    eps: float = 1e-5
+
+    @classmethod
+    def like(cls, target: Any, name: str, draft_vocabulary: int) -> HeadConfig:
+        """The shapes of one of the target's own layers."""
+        config = target.config.get_text_config(decoder=True)
+        heads = config.num_attention_heads
+        return cls(
+            target=name,
+            hidden_size=config.hidden_size,
+            intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+            heads=heads,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            vocabulary=int(config.vocab_size),
+            draft_vocabulary=min(draft_vocabulary, int(config.vocab_size)),
+        )
+
+
+class FeatureHead(nn.Module):
+    """The layer.
+
+    Args:
+        config: its shapes.
+        embedding: ``[rows, H]``, the target's input embedding; frozen.
+        output: ``[V, H]``, the target's output matrix; frozen.
+        token_of: ``[draft vocabulary]`` int64: target ids of the tokens that can be proposed.
+        spread: ``[H]`` root mean square of the target's hidden states, per dimension.
+    """
+
+    angle: Tensor
+    token_of: Tensor
+    embedding: Tensor
+    output: Tensor
+    spread: Tensor
+
+    def __init__(self, config: HeadConfig, embedding: Tensor, output: Tensor, token_of: Tensor, spread: Tensor) -> None:
+        super().__init__()
+        self.config = config
+        size, inner = config.hidden_size, config.heads * config.head_dim
+        self.token_norm, self.feature_norm = _norm(config), _norm(config)
+        self.mix = nn.Linear(2 * size, size, bias=False)
+        self.norm1, self.norm2 = _norm(config), _norm(config)
+        self.q = nn.Linear(size, inner, bias=False)
+        self.kv = nn.Linear(size, 2 * config.kv_heads * config.head_dim, bias=False)
+        self.out = nn.Linear(inner, size, bias=False)
+        self.gate_up = nn.Linear(size, 2 * config.intermediate_size, bias=False)
+        self.down = nn.Linear(config.intermediate_size, size, bias=False)
+        angle = config.rope_theta ** -(torch.arange(0, config.head_dim, 2) / config.head_dim)
+        self.register_buffer("angle", angle, persistent=False)
+        self.register_buffer("token_of", token_of.long(), persistent=False)
+        self.register_buffer("embedding", embedding.detach(), persistent=False)
+        self.register_buffer("spread", spread, persistent=False)
+        self.register_buffer("output", output.detach()[token_of] * spread.to(output), persistent=False)
+
+    def normal(self, hidden: Tensor) -> Tensor:
+        """The target's hidden states ``[..., H]`` as features: in units of their spread."""
+        return hidden / self.spread
+
+    def pair(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """Token embedding and feature ``[..., H]``, each normed, side by side ``[..., 2 H]``."""
+        return torch.cat([self.token_norm(F.embedding(tokens, self.embedding)), self.feature_norm(features)], -1)
+
+    def mixed(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """The layer's input ``[..., H]``."""
+        mixed: Tensor = self.mix(self.pair(tokens, features))
+        return mixed
+
+    def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine and sine ``[..., 1, D]`` of the rotary angles at positions ``[...]``."""
+        angles = positions[..., None].float() * self.angle
+        angles = torch.cat([angles, angles], -1)[..., None, :]
+        return angles.cos().to(self.angle.dtype), angles.sin().to(self.angle.dtype)
+
+    def queries(self, normed: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        """``[..., heads, D]``."""
+        return _turned(self.q(normed).unflatten(-1, (self.config.heads, -1)), turn)
+
+    def keys_values(self, normed: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Two of ``[..., kv heads, D]``."""
+        key, value = self.kv(normed).unflatten(-1, (2 * self.config.kv_heads, -1)).chunk(2, -2)
+        return _turned(key, turn), value
+
+    def rest(self, x: Tensor, attended: Tensor) -> Tensor:
+        """What follows attention: ``x`` ``[..., H]`` and the heads' outputs ``[..., heads * D]`` to a feature."""
+        x = x + self.out(attended)
+        gate, up = self.gate_up(self.norm2(x)).chunk(2, -1)
+        feature: Tensor = x + self.down(F.silu(gate) * up)
+        return feature
+
+    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
+        """Guessed features ``[B, n, H]`` of the next tokens.
+
+        Args:
+            tokens: ``[B, n]`` ids.
+            features: ``[B, n, H]``: of the tokens before them, :meth:`normal` hidden states or own outputs.
+            positions: ``[B, n]``.
+            mask: additive ``[B, 1, n, m]`` or None for rows that follow each other.
+            cache: one-layer cache; ``cache.layers[0].update(k, v)`` returns all rows.
+        """
+        x = self.mixed(tokens, features)
+        normed, turn = self.norm1(x), self.rotary(positions)
+        query = self.queries(normed, turn).transpose(1, 2)
+        key, value = (t.transpose(1, 2) for t in self.keys_values(normed, turn))
+        key, value = cache.layers[0].update(key, value)
+        rows, past = query.shape[2], key.shape[2] - query.shape[2]
+        if mask is None and rows > 1 and past:
+            mask = torch.ones(rows, key.shape[2], dtype=torch.bool, device=x.device).tril(past)
+        attended = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None and rows > 1,
+            enable_gqa=self.config.heads != self.config.kv_heads,
+        )  # fmt: skip
+        return self.rest(x, attended.transpose(1, 2).flatten(2))
+
+    def logits(self, features: Tensor) -> Tensor:
+        """``[..., draft vocabulary]``."""
+        return F.linear(features, self.output)
+
+    def save(self, folder: str | Path) -> None:
+        """Write ``config.json`` and ``model.safetensors`` (bfloat16) into a folder, each whole or not at all."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: value.detach().to(torch.bfloat16).contiguous() for name, value in self.state_dict().items()}
+        tensors["token_of"], tensors["spread"] = self.token_of.to(torch.int32), self.spread.float()
+        about = {"model_type": MODEL_TYPE, **asdict(self.config)}
+        write_whole(folder / "model.safetensors", lambda path: save_file(tensors, path))
+        write_whole(folder / "config.json", lambda path: path.write_text(json.dumps(about, indent=1) + "\n", "utf-8"))
+
+
+def is_head(folder: str | Path) -> bool:
+    """Whether a folder holds a feature head."""
+    config = Path(folder) / "config.json"
+    try:
+        return json.loads(config.read_text(encoding="utf-8")).get("model_type") == MODEL_TYPE
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def load_head(folder: str | Path, target: Any) -> FeatureHead:
+    """A shipped or trained head, on the target's device and in its dtype.
+
+    Raises:
+        InputError: if the folder holds no head, or a broken one.
+        VocabularyError: if it was made for a target of other sizes.
+    """
+    folder = Path(folder)
+    try:
+        about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        tensors = load_file(folder / "model.safetensors")
+        about.pop("model_type")
+        config = HeadConfig(**about)
+        token_of, spread = tensors.pop("token_of").long(), tensors.pop("spread")
+    except Exception as error:
+        raise InputError(f"{folder} holds no readable feature head ({type(error).__name__}: {error})") from None
+    embedding, output = target.get_input_embeddings().weight, target.get_output_embeddings().weight
+    text = target.config.get_text_config(decoder=True)
+    if (text.vocab_size, text.hidden_size) != (config.vocabulary, config.hidden_size):
+        raise VocabularyError(
+            f"the head in {folder} was made for {config.target} ({config.vocabulary:,} tokens, hidden size "
+            f"{config.hidden_size}); this target has {text.vocab_size:,} and {text.hidden_size}"
+        )
+    head = FeatureHead(config, embedding, output, token_of, spread)
+    head.load_state_dict(tensors)
+    return head.to(device=embedding.device, dtype=embedding.dtype).eval()
+
+
+def _norm(config: HeadConfig) -> nn.RMSNorm:
+    return nn.RMSNorm(config.hidden_size, eps=config.eps)
+
+
+def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    first, second = x.chunk(2, -1)
+    return x * turn[0] + torch.cat([-second, first], -1) * turn[1]
