@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--plain-only", action="store_true", help="only plain decoding against model.generate")
     args = parser.parse_args()
-    pair = load_pair()
+    pair = load_pair(draft="ngram")
     draft = small_draft(pair.target.config.vocab_size)
     chosen = [p for p in read_prompts(mixed_prompts()) if p.category != "long"]
     chosen = [chosen[i * len(chosen) // args.prompts] for i in range(args.prompts)]

@@ -28,7 +28,7 @@ from treespec.errors import InputError, TreespecError
 from treespec.files import write_whole
 from treespec.model import TreeModel
 from treespec.pairs import chat_ids, load_model, load_pair, shipped_draft
-from treespec.policies import POLICIES, parse_policies, parse_policy
+from treespec.policies import parse_policies, parse_policy
 from treespec.prompts import Prompt, mixed_prompts, read_prompts
 
 CONTEXT = 2048  # tokens, new ones included
@@ -76,7 +76,7 @@ class Bench:
         args = self.args
         pair = load_pair(args.target, args.draft, args.dtype, args.fast)
         drafter = make_drafter(pair.draft, TreeModel.of(pair.target))
-        best = parse_policy(SIXTEEN if "bestfirst" in POLICIES else "dynamic")
+        best = parse_policy(SIXTEEN)
         extra = parse_policies(args.policies) if args.policies else []
         chosen = {p.spec(): p for p in (parse_policy("linear"), parse_policy("dynamic"), best, *extra)}
         chosen.pop("plain", None)
@@ -132,7 +132,7 @@ class Bench:
             "rounds": max(len(s) for s in tallies[0].seconds.values()),
             **{k: getattr(args, k) for k in ("max_new_tokens", "dtype", "fast", "draft", "target")},
             "peer_draft": args.peer_draft or "lm",
-            "machine": machine(),
+            "machine": machine(self.model),
         }
 
 

@@ -1,5 +1,7 @@
 """Packed products and the lean forward: same logits, same text, undone without a trace."""
 
+import shutil
+
 import pytest
 import torch
 from conftest import SUPPORTED, build
@@ -7,7 +9,7 @@ from conftest import SUPPORTED, build
 from treespec import generate
 from treespec.cache import TreeCache
 from treespec.errors import InputError
-from treespec.fast import is_fast, slow_down, speed_up
+from treespec.fast import slow_down, speed_up
 from treespec.lean import LeanForward, lean_forward, use_lean, why_not_lean
 from treespec.model import TreeModel
 from treespec.packed import Packed, PackedLinear, Plain, can_pack, pack_linears, unpack_linears
@@ -89,7 +91,7 @@ def test_fast_text_is_the_models_own(name, how):
         )
         assert torch.equal(got.sequences, want), (policy, said)
     slow_down(model)
-    assert not is_fast(model)
+    assert lean_forward(model) is None and not any(isinstance(m, PackedLinear) for m in model.modules())
     assert torch.equal(model.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=0), want)
 
 
@@ -104,12 +106,24 @@ def test_a_lean_forward_that_differs_is_not_used(monkeypatch):
     slow_down(model)
 
 
-def test_lean_forward_is_dropped_when_the_model_is_cast():
+@pytest.mark.parametrize("change", ["cast", "weights"])
+def test_a_lean_forward_is_dropped_when_the_model_changes(change):
     model = build("llama")
     use_lean(model, LeanForward(model))
     assert TreeModel.of(model).lean is not None
-    model.to(torch.bfloat16)
+    model.to(torch.bfloat16) if change == "cast" else model.load_state_dict(build("llama", seed=2).state_dict())
     assert TreeModel.of(model).lean is None
+
+
+def test_packed_layers_see_new_weights_and_other_dtypes():
+    model = build("gpt_neox")
+    ids = torch.tensor([[5, 9, 11]])
+    pack_linears(model)
+    with torch.no_grad():
+        for changed in (lambda: model.load_state_dict(build("gpt_neox", seed=2).state_dict()), model.double):
+            changed()
+            other = build("gpt_neox", seed=2).to(next(model.parameters()).dtype)
+            torch.testing.assert_close(model(ids).logits, other(ids).logits, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["mistral-window-8", "gemma2-window-8", "gpt2", "mixtral"])
@@ -128,6 +142,26 @@ def test_unknown_way_and_wrong_device():
 def test_half_precision_that_cannot_be_packed_is_lean_all_the_same():
     said = speed_up(build("llama", dtype=torch.float16), "cpu")
     assert said == "lean forward"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler")
+def test_compiled_text_is_the_models_own_and_tree_sizes_do_not_recompile():
+    from torch._dynamo.utils import counters
+
+    model = build("llama", num_hidden_layers=1)
+    ids = torch.tensor([[5, 9, 11, 20, 33, 40, 2]])
+    want = model.generate(ids, max_new_tokens=40, do_sample=False, pad_token_id=0)
+    assert speed_up(model, "compile") == "torch.compile"
+    counters.clear()
+    for policy in ("plain", "bestfirst:budget=12", "uniform:depth=2,width=2"):
+        draft = None if policy == "plain" else "ngram"
+        got = generate(model, draft, ids, policy=policy, max_new_tokens=40, pad_token_id=0)
+        assert torch.equal(got.sequences, want)
+    assert counters["stats"]["unique_graphs"] <= 3, "the prompt, one token, several tokens"
+    slow_down(model)
+    assert model._compiled_call_impl is None
+    torch._dynamo.reset()
 
 
 def test_packed_layer_keeps_training_mode_and_bias():

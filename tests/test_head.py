@@ -105,6 +105,7 @@ def test_greedy_text_is_the_targets(make, policy, name):
     want = model.generate(ids, max_new_tokens=30, do_sample=False, pad_token_id=0)
     got = generate(model, make(made), ids, policy=policy, max_new_tokens=30, pad_token_id=0)
     assert torch.equal(got.sequences, want)
+    assert got.stats.nodes > 1.5, "no tree was drafted: nothing was tested"
 
 
 @pytest.mark.parametrize("make", [HeadDrafter, MixDrafter])
@@ -114,6 +115,7 @@ def test_coupled_sampling_does_not_depend_on_the_head(target, head, make, proces
     plain = generate(target, None, [IDS], policy="plain", **options)
     tree = generate(target, make(head), [IDS], policy="bestfirst:budget=12", **options)
     assert torch.equal(plain.sequences, tree.sequences)
+    assert tree.stats.nodes > 1.5
 
 
 def test_an_earlier_turns_cache(target, head):
@@ -130,7 +132,7 @@ def test_an_earlier_turns_cache(target, head):
         pad_token_id=0,
         cache=first.cache,
     )
-    assert torch.equal(got.sequences, want)
+    assert torch.equal(got.sequences, want) and got.stats.nodes > 1.5
 
 
 def test_growing_twice_gives_the_same_tree(target, head):
@@ -174,7 +176,7 @@ def test_saved_and_loaded(target, head, tmp_path):
 
 def test_a_head_for_another_target_is_refused(head, tmp_path):
     head.save(tmp_path)
-    with pytest.raises(VocabularyError, match="was made for tiny"):
+    with pytest.raises(VocabularyError, match="this head was made for tiny"):
         load_head(tmp_path, build("llama", hidden_size=64))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "treespec_head"}))
     with pytest.raises(InputError, match="no readable feature head"):
@@ -183,7 +185,7 @@ def test_a_head_for_another_target_is_refused(head, tmp_path):
 
 def test_draft_vocabulary_takes_what_is_said_most():
     text = Text(1, torch.tensor([9, 9, 9, 5, 5, 7]), 2, 0.0, None)
-    assert draft_vocabulary([text], 2, 20).tolist() == [5, 7] or draft_vocabulary([text], 2, 20).tolist() == [5, 9]
+    assert draft_vocabulary([text], 2, 20).tolist() == [5, 9]
     assert 5 in draft_vocabulary([text], 1, 20).tolist()
     assert draft_vocabulary([text], 6, 20).tolist() == [0, 1, 2, 5, 7, 9]
 

@@ -12,6 +12,7 @@ from treespec.errors import PolicyError
 from treespec.policies import (
     POLICIES,
     Autoregressive,
+    BestFirst,
     DynamicTreePruner,
     Frontier,
     Linear,
@@ -111,6 +112,24 @@ def test_threshold_against_the_reference(seed, tau, width, depth, budget):
     assert want is None or kept_paths(tree) == want
 
 
+@given(seeds, st.floats(0.0, 0.3), st.integers(1, 5), st.integers(1, 40))
+def test_best_first_against_the_reference(seed, floor, depth, budget):
+    draft = Draft(seed)
+    tree = grown(BestFirst(budget, floor, depth), draft)
+    least = math.log(floor) if floor > 0 else -math.inf
+    want = reference(draft, lambda d, h, p, r: d < depth and p >= least, budget, most=min(depth, budget))
+    assert tree.candidates <= budget
+    assert want is None or kept_paths(tree) == want
+
+
+@given(seeds, st.floats(0.02, 0.5))
+def test_best_first_pays_a_draft_forward_only_where_it_may_be_worth_it(seed, least):
+    draft = Draft(seed)
+    tree = grown(BestFirst(12, 0.0, 6, grow=least), draft)
+    parents = {int(p) for p in tree.parent[1:]}
+    assert all(math.exp(float(tree.log_path[p])) >= least - 1e-6 for p in parents)
+
+
 bands = st.tuples(st.floats(0, 2.8), st.floats(0, 2.8)).map(sorted)
 
 
@@ -151,7 +170,7 @@ def test_dynamic_by_level_uses_one_weighted_entropy(seed, tau, band):
             assert sum(int(tree.parent[c]) == parent for c in children) <= most + (abs(bits - high) < 1e-5) * 3
 
 
-every = st.sampled_from([Uniform(3, 2), Linear(4), Threshold(0.02, 4, 5, 9), DynamicTreePruner(0.02, 1, 2.6, budget=7),
+every = st.sampled_from([Uniform(3, 2), Linear(4), Threshold(0.02, 4, 5, 9), DynamicTreePruner(0.02, 1, 2.6, budget=7), BestFirst(9, 0.01, 5),
                          DynamicTreePruner(0.01, 0.5, 2.7, scope="level", budget=12)])  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from treespec.decode import Decoding
 from treespec.drafters import Drafter, HeadDrafter, ModelDrafter, NgramDrafter
 from treespec.errors import InputError, VocabularyError
 from treespec.events import Generation, StepEvent
-from treespec.head import FeatureHead
+from treespec.head import FeatureHead, check_fits
 from treespec.model import TreeModel
 from treespec.policies import Autoregressive, DynamicTreePruner, Policy, parse_policy
 from treespec.request import Request, from_prepared, prepare
@@ -193,6 +193,7 @@ def make_drafter(draft: Any, owner: TreeModel) -> Drafter | None:
         drafter: Drafter = draft
         return drafter
     if isinstance(draft, FeatureHead):
+        check_fits(draft.config, owner.model)
         return HeadDrafter(draft)
     if not hasattr(draft, "config"):
         raise InputError(f"draft must be a causal LM, a feature head, a Drafter, 'ngram' or None; got {draft!r}")

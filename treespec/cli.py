@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import warnings
 from pathlib import Path
@@ -87,6 +88,8 @@ def generate(
     if not prompt.strip():
         raise treespec.errors.InputError("the prompt is empty; give some text with --prompt")
     pair = load_pair(target, draft, dtype, fast)
+    if fast != "off":
+        notes.print(f"[dim]target: {pair.forward}[/dim]", highlight=False)
     streamer = None if as_json else TextStreamer(pair.tokenizer, skip_prompt=True, skip_special_tokens=True)
     sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {}
     result = pair.generate(
@@ -124,6 +127,7 @@ def compare(
     Example: treespec compare --policies plain,linear:gamma=3,dynamic:tau=0.05,budget=16 --limit 8 --rounds 3
     """
     from treespec.compare import compare as run
+    from treespec.compare import print_table
     from treespec.pairs import load_pair
     from treespec.policies import parse_policies
     from treespec.prompts import mixed_prompts, read_prompts
@@ -133,6 +137,8 @@ def compare(
     if limit and limit < len(rows):
         rows = [rows[i * len(rows) // limit] for i in range(limit)]
     pair = load_pair(target, draft, dtype, fast)
+    if fast != "off":
+        notes.print(f"[dim]target: {pair.forward}[/dim]", highlight=False)
     with _progress() as progress:
         task = progress.add_task("warming up", total=None)
 
@@ -149,7 +155,7 @@ def compare(
             seed=seed,
             progress=tell,
         )
-    print(json.dumps(result)) if as_json else _print_table(result)
+    print(json.dumps(result)) if as_json else print_table(result)
 
 
 @app.command()
@@ -173,7 +179,7 @@ def policies(as_json: Json = False) -> None:
 @app.command()
 def distill(
     out: Annotated[Path, typer.Option(help="Folder of the draft to make; an unfinished one is gone on with.")],
-    target: Target = "smollm2",
+    target: Annotated[str, typer.Option(help="Target: 'smollm2' (embedded), a local folder or a hub id.")] = "smollm2",
     kind: Annotated[str, typer.Option(help="'head' (feature head, EAGLE family) or 'lm' (small model).")] = "head",
     answers: Annotated[int, typer.Option(min=1, help="How many training prompts the target answers.")] = 4096,
     answers_dir: Annotated[
@@ -188,6 +194,7 @@ def distill(
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=4, help="Most tokens per answer.")] = 144,
     slots: Annotated[int, typer.Option(min=1, help="Answers under way at once.")] = 64,
     dtype: Dtype = "float32",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, help="Seed of prompts, answers, weights and order.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace a finished draft in OUT.")] = False,
     as_json: Json = False,
@@ -199,6 +206,8 @@ def distill(
 
     Example: treespec distill --out my-head --target my-model --kind head --answers 4096
     """
+    import torch
+
     import treespec
     from treespec.distill.loop import Plan
     from treespec.distill.pipeline import KINDS, Recipe
@@ -210,6 +219,7 @@ def distill(
     if (out / "training.json").exists() and not force:
         raise treespec.errors.InputError(f"{out} holds a finished draft; give another --out, or --force to replace it")
     model, tokenizer = load_model(target, dtype)
+    model.to(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
     recipe = Recipe(
         kind=kind,
         answers=answers,
@@ -219,7 +229,7 @@ def distill(
         draft_vocabulary=vocabulary,
         plan=Plan(epochs=epochs, rate=rate, seed=seed),
     )
-    command = "treespec " + " ".join(sys.argv[1:])
+    command = "treespec " + shlex.join(sys.argv[1:])
     report = run(model, tokenizer, target, out, recipe, answers=answers_dir, prompts=prompts, command=command)
     print(json.dumps(report)) if as_json else print((out / "README.md").read_text(encoding="utf-8"))
 
@@ -235,41 +245,6 @@ def _progress() -> Any:
         console=notes,
         transient=True,
     )
-
-
-def _print_table(result: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    table = Table(
-        title=f"{result['target']}: {result['prompts']} prompts × {result['max_new_tokens']} tokens × "
-        f"{result['rounds']} round(s)"
-    )
-    heads = [
-        "policy",
-        "nodes",
-        "verify ms",
-        "draft ms",
-        "overhead ms",
-        "tokens/step",
-        "tokens/s",
-        "speed-up (95 %)",
-        "same text",
-    ]
-    for head in heads:
-        table.add_column(head, justify="left" if head == "policy" else "right", no_wrap=True)
-    for row in result["rows"]:
-        low, high = row["speedup_ci"]
-        speed = f"{row['speedup']:.2f}×" + ("" if low == high else f" ({low:.2f}–{high:.2f})")
-        cells = [row["policy"], *(f"{row[k]:.1f}" for k in ("nodes", "verify_ms", "draft_ms", "overhead_ms"))]
-        table.add_row(
-            *cells,
-            f"{row['tokens_per_step']:.2f}",
-            f"{row['tokens_per_s']:.1f}",
-            speed,
-            "yes" if row["lossless"] else "NO",
-        )
-    Console(width=200).print(table)  # tables take what they need; a narrow terminal scrolls rather than cuts
-    print("nodes: per verification, root included; ms: per step; speed-up: against plain decoding by the same engine.")
 
 
 def main() -> None:

@@ -14,11 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.table import Table
 from scipy import stats
 
 from treespec.api import generate
 from treespec.errors import InputError
 from treespec.events import Stats
+from treespec.model import input_device
 from treespec.pairs import Pair, chat_ids
 from treespec.policies import Autoregressive, Policy
 from treespec.prompts import Prompt
@@ -97,7 +100,7 @@ def compare(
         "max_new_tokens": max_new_tokens,
         "temperature": temperature,
         "target": pair.name,
-        "machine": machine(),
+        "machine": machine(pair.target),
     }
 
 
@@ -149,12 +152,47 @@ def ratio_interval(base: np.ndarray, own: np.ndarray, seed: int, level: float = 
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
-def machine() -> dict[str, Any]:
-    """What the numbers were measured on."""
+def machine(model: Any) -> dict[str, Any]:
+    """What a model's numbers were measured on."""
+    device = input_device(model)
     return {
-        "device": torch.cuda.get_device_name()
-        if torch.cuda.is_available()
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
         else platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
+
+
+def print_table(result: dict[str, Any]) -> None:
+    """The rows of :func:`compare` as a table on stdout."""
+    table = Table(
+        title=f"{result['target']}: {result['prompts']} prompts × {result['max_new_tokens']} tokens × "
+        f"{result['rounds']} round(s)"
+    )
+    heads = [
+        "policy",
+        "nodes",
+        "verify ms",
+        "draft ms",
+        "overhead ms",
+        "tokens/step",
+        "tokens/s",
+        "speed-up (95 %)",
+        "same text",
+    ]
+    for head in heads:
+        table.add_column(head, justify="left" if head == "policy" else "right", no_wrap=True)
+    for row in result["rows"]:
+        low, high = row["speedup_ci"]
+        speed = f"{row['speedup']:.2f}×" + ("" if low == high else f" ({low:.2f}–{high:.2f})")
+        cells = [row["policy"], *(f"{row[k]:.1f}" for k in ("nodes", "verify_ms", "draft_ms", "overhead_ms"))]
+        table.add_row(
+            *cells,
+            f"{row['tokens_per_step']:.2f}",
+            f"{row['tokens_per_s']:.1f}",
+            speed,
+            "yes" if row["lossless"] else "NO",
+        )
+    Console(width=200).print(table)  # tables take what they need; a narrow terminal scrolls rather than cuts
+    print("nodes: per verification, root included; ms: per step; speed-up: against plain decoding by the same engine.")

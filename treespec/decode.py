@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -69,11 +69,14 @@ class Decoding:
         self._ids[:, : prompt.shape[1]] = prompt
         self._text = list(request.visible)
         self._session = self._begin_target()
+        start = perf_counter()
         if self.drafter is not None:
             shape = draft_shape(request.processors)
             capacity = self.length + request.most_new + TREE_ROOM
-            self._session.keep_hidden = isinstance(self.drafter, FeatureDrafter)
+            # asked of the class: an instance's properties may not be ready before begin
+            self._session.keep_hidden = hasattr(type(self.drafter), "read")
             self.drafter.begin(DraftRequest(self._text, capacity, target.vocabulary, shape, rule.noise))
+        self._begin_seconds = perf_counter() - start
 
     def _begin_target(self) -> Session:
         cache = self.request.cache
@@ -100,7 +103,7 @@ class Decoding:
 
     def _prefill(self) -> StepEvent:
         """Read the prompt; its last token's logits give the first new token."""
-        start = perf_counter()
+        start = perf_counter() - self._begin_seconds
         if self.streamer is not None:
             self.streamer.put(self.request.input_ids.cpu())
         if self._restart_needed():  # an earlier turn's cache, on the other side of a longrope switch
@@ -215,12 +218,10 @@ class Decoding:
             return
         self.drafter.commit([origin[i] for i in path], tokens)
         hidden = self._session.hidden
-        if not isinstance(self.drafter, FeatureDrafter) or hidden is None:
+        if not self._session.keep_hidden or hidden is None:
             return
-        if index == 0:
-            self.drafter.read(hidden, self._cached)
-        else:
-            self.drafter.read(hidden[[0, *in_cache]])
+        reader = cast(FeatureDrafter, self.drafter)
+        reader.read(hidden, self._cached) if index == 0 else reader.read(hidden[[0, *in_cache]])
 
     @property
     def cache(self) -> Any:

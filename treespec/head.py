@@ -25,8 +25,11 @@ from torch.nn import functional as F
 
 from treespec.errors import InputError, VocabularyError
 from treespec.files import write_whole
+from treespec.model import input_device
 
 MODEL_TYPE = "treespec_head"
+ROPE_BASE = 10000.0
+EPS = 1e-5  # of the norms
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,6 @@ class HeadConfig:
         head_dim: D.
         vocabulary: tokens of the target.
         draft_vocabulary: tokens that the head can propose.
-        rope_theta: base of the rotary angles.
-        eps: of the norms.
     """
 
     target: str
@@ -54,8 +55,6 @@ class HeadConfig:
     head_dim: int
     vocabulary: int
     draft_vocabulary: int
-    rope_theta: float = 10000.0
-    eps: float = 1e-5
 
     @classmethod
     def like(cls, target: Any, name: str, draft_vocabulary: int) -> HeadConfig:
@@ -85,7 +84,6 @@ class FeatureHead(nn.Module):
         spread: ``[H]`` root mean square of the target's hidden states, per dimension.
     """
 
-    angle: Tensor
     token_of: Tensor
     embedding: Tensor
     output: Tensor
@@ -103,8 +101,6 @@ class FeatureHead(nn.Module):
         self.out = nn.Linear(inner, size, bias=False)
         self.gate_up = nn.Linear(size, 2 * config.intermediate_size, bias=False)
         self.down = nn.Linear(config.intermediate_size, size, bias=False)
-        angle = config.rope_theta ** -(torch.arange(0, config.head_dim, 2) / config.head_dim)
-        self.register_buffer("angle", angle, persistent=False)
         self.register_buffer("token_of", token_of.long(), persistent=False)
         self.register_buffer("embedding", embedding.detach(), persistent=False)
         self.register_buffer("spread", spread, persistent=False)
@@ -125,9 +121,12 @@ class FeatureHead(nn.Module):
 
     def rotary(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine and sine ``[..., 1, D]`` of the rotary angles at positions ``[...]``."""
-        angles = positions[..., None].float() * self.angle
+        size = self.config.head_dim
+        # float32 whatever the head's dtype: half precision would be a radian off at position 1,000
+        even = torch.arange(0, size, 2, device=positions.device, dtype=torch.float32)
+        angles = positions[..., None].float() * ROPE_BASE ** -(even / size)
         angles = torch.cat([angles, angles], -1)[..., None, :]
-        return angles.cos().to(self.angle.dtype), angles.sin().to(self.angle.dtype)
+        return angles.cos().to(self.mix.weight.dtype), angles.sin().to(self.mix.weight.dtype)
 
     def queries(self, normed: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
         """``[..., heads, D]``."""
@@ -207,22 +206,34 @@ def load_head(folder: str | Path, target: Any) -> FeatureHead:
         about.pop("model_type")
         config = HeadConfig(**about)
         token_of, spread = tensors.pop("token_of").long(), tensors.pop("spread")
+        check_fits(config, target)
+        embedding, output = target.get_input_embeddings().weight, target.get_output_embeddings().weight
+        head = FeatureHead(config, embedding, output, token_of, spread)
+        head.load_state_dict(tensors)
+    except VocabularyError:
+        raise
     except Exception as error:
-        raise InputError(f"{folder} holds no readable feature head ({type(error).__name__}: {error})") from None
-    embedding, output = target.get_input_embeddings().weight, target.get_output_embeddings().weight
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise InputError(f"{folder} holds no readable feature head ({type(error).__name__}: {reason[:200]})") from None
+    return head.to(device=input_device(target), dtype=embedding.dtype).eval().requires_grad_(False)
+
+
+def check_fits(config: HeadConfig, target: Any) -> None:
+    """Refuse a head for a target of other sizes.
+
+    Raises:
+        VocabularyError: naming both.
+    """
     text = target.config.get_text_config(decoder=True)
     if (text.vocab_size, text.hidden_size) != (config.vocabulary, config.hidden_size):
         raise VocabularyError(
-            f"the head in {folder} was made for {config.target} ({config.vocabulary:,} tokens, hidden size "
-            f"{config.hidden_size}); this target has {text.vocab_size:,} and {text.hidden_size}"
+            f"this head was made for {config.target} ({config.vocabulary:,} tokens, hidden size {config.hidden_size}); "
+            f"the target has {text.vocab_size:,} and {text.hidden_size}"
         )
-    head = FeatureHead(config, embedding, output, token_of, spread)
-    head.load_state_dict(tensors)
-    return head.to(device=embedding.device, dtype=embedding.dtype).eval()
 
 
 def _norm(config: HeadConfig) -> nn.RMSNorm:
-    return nn.RMSNorm(config.hidden_size, eps=config.eps)
+    return nn.RMSNorm(config.hidden_size, eps=EPS)
 
 
 def _turned(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:

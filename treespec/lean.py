@@ -5,7 +5,8 @@ Qwen3. q/k/v and gate/up are fused into one product each, residuals are added in
 grouped heads without copying them. On a CPU the products are packed (:mod:`treespec.packed`). transformers' own
 modules compute the rotary angles, so every rope kind is theirs.
 
-It is used only where :func:`treespec.selfcheck.check_lean` found the logits equal to the model's own.
+It is used only where :func:`treespec.selfcheck.same_logits` found the logits equal to the model's own, and no longer
+than the model's weights are what they were.
 """
 
 from __future__ import annotations
@@ -87,11 +88,12 @@ class LeanForward:
 
     Args:
         model: a transformers causal LM for which :func:`why_not_lean` is None. Fused copies of its weights are made;
-            training it further is not seen here.
+            once they change it no longer :meth:`fits`.
         pack: pack the products where that is possible.
     """
 
     def __init__(self, model: Any, pack: bool = True) -> None:
+        self._made_of = [(p.data_ptr(), p._version, p.dtype, p.device) for p in model.parameters()]
         config = model.config
         linear = packed_if_possible if pack else Plain
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -105,9 +107,8 @@ class LeanForward:
         self.head = linear(head.weight, head.bias)
 
     def fits(self, model: Any) -> bool:
-        """Whether the model still has the device and dtype that it was made for."""
-        weight = model.get_input_embeddings().weight
-        return bool(weight.device == self.embedding.device and weight.dtype == self.embedding.dtype)
+        """Whether the model's weights are still those it was made of."""
+        return self._made_of == [(p.data_ptr(), p._version, p.dtype, p.device) for p in model.parameters()]
 
     def hidden(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
         """Normalised last hidden states ``[B, n, H]``, the ones the head reads.
@@ -122,6 +123,9 @@ class LeanForward:
         x = F.embedding(ids, self.embedding)
         cos, sin = self.rotary(x, positions)
         cos, sin = cos[:, :, None], sin[:, :, None]  # [B, n, 1, D]
+        rows, past = ids.shape[1], 0 if cache is None else cache.length
+        if mask is None and rows > 1 and past:
+            mask = torch.ones(rows, past + rows, dtype=torch.bool, device=ids.device).tril(past)
         for i, layer in enumerate(self.layers):
             x = self._attention(layer, x, cos, sin, mask, None if cache is None else cache.layers[i])
             gate, up = layer.gate_up(self._normed(x, layer.norm2)).chunk(2, -1)
@@ -141,12 +145,14 @@ class LeanForward:
         q, k, v = qk[:, :, : self.heads].transpose(1, 2), qk[:, :, self.heads :].transpose(1, 2), v.transpose(1, 2)
         if cache is not None:
             k, v = cache.update(k, v)
-        causal = mask is None and n > 1
-        if causal and k.shape[2] != n:
-            past = k.shape[2] - n
-            mask, causal = torch.ones(n, k.shape[2], dtype=torch.bool, device=x.device).tril(past), False
         out = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=mask, is_causal=causal, scale=layer.scale, enable_gqa=self.heads != self.kv_heads
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=mask is None and n > 1,
+            scale=layer.scale,
+            enable_gqa=self.heads != self.kv_heads,
         )
         return layer.out.plus(out.transpose(1, 2).reshape(batch, n, -1), x)
 

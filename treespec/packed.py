@@ -92,6 +92,8 @@ class PackedLinear(nn.Linear):
     """An ``nn.Linear`` that computes with a packed copy; its own weight stays, so it can be undone."""
 
     packed: Packed
+    _made_of: tuple[Any, ...]
+    _original: tuple[nn.Linear]
 
     @classmethod
     def around(cls, module: nn.Linear) -> PackedLinear:
@@ -101,19 +103,26 @@ class PackedLinear(nn.Linear):
         new.in_features, new.out_features = module.in_features, module.out_features
         new.weight, new.bias = module.weight, module.bias
         new.packed = Packed(module.weight, module.bias)
+        new._made_of = _state(module.weight)
+        new._original = (module,)  # in a tuple, so that it is no submodule
         new.train(module.training)
         return new
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[..., in]`` to ``[..., out]``."""
-        return self.packed(x)
+        """``[..., in]`` to ``[..., out]``; from the plain weight where that has changed since it was packed."""
+        if x.dtype == self.weight.dtype and self._made_of == _state(self.weight):
+            return self.packed(x)
+        return F.linear(x, self.weight, self.bias)
 
     def plain(self) -> nn.Linear:
-        """The layer as it was."""
-        old = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
+        """The layer that was replaced, with the parameters that this one has now."""
+        old: nn.Linear = self._original[0]
         old.weight, old.bias = self.weight, self.bias
-        old.train(self.training)
-        return old
+        return old.train(self.training)
+
+
+def _state(weight: Tensor) -> tuple[Any, ...]:
+    return weight.data_ptr(), weight._version, weight.dtype, weight.device
 
 
 def pack_linears(model: nn.Module) -> int:
@@ -130,8 +139,8 @@ def _swap(model: nn.Module, replace: Any) -> int:
     count = 0
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            if getattr(child, "_hf_hook", None) is not None:
-                continue  # accelerate moves this layer's weights about
+            if getattr(child, "_hf_hook", None) is not None or child._forward_hooks or child._forward_pre_hooks:
+                continue  # accelerate moves this layer's weights about, or somebody listens to it
             if (new := replace(child)) is not None:
                 setattr(parent, name, new)
                 count += 1

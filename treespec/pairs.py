@@ -29,7 +29,7 @@ from treespec.api import check_vocabularies, generate
 from treespec.drafters import MixDrafter, NgramDrafter
 from treespec.errors import DownloadError, InputError
 from treespec.events import Generation
-from treespec.fast import speed_up
+from treespec.fast import OWN, check_way, speed_up
 from treespec.head import is_head, load_head
 from treespec.prompts import data_dir
 from treespec.toy import TableModel, toy_tokenizer
@@ -45,12 +45,13 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass
 class Pair:
-    """A target, a draft (a model, ``"ngram"``, a drafter or None) and the target's tokenizer."""
+    """A target, a draft (a model, a head, a drafter or None), the target's tokenizer, and which forward it uses."""
 
     target: Any
     draft: Any
     tokenizer: Any
     name: str = ""
+    forward: str = OWN
 
     def prompt_ids(self, prompt: str | list[str]) -> list[int]:
         """Token ids of a user's turn(s), through the chat template where there is one."""
@@ -96,18 +97,17 @@ def load_pair(target: str = "smollm2", draft: str = "auto", dtype: str = "float3
     Raises:
         TreespecError: if something cannot be found, fetched, or does not fit together.
     """
-    if dtype not in DTYPES:
-        raise InputError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
+    check_way(fast)
     if target == "toy":
         return _toy(draft)
     model, tokenizer = load_model(target, dtype)
     if draft == "auto":
         draft = "mix" if target == "smollm2" else "ngram"
     made = _draft(draft, model, tokenizer, target, dtype)
-    speed_up(model, fast)
+    forward = speed_up(model, fast)
     if isinstance(made, PreTrainedModel):
         speed_up(made, fast)
-    return Pair(model, made, tokenizer, target)
+    return Pair(model, made, tokenizer, target, forward)
 
 
 def _draft(draft: str, model: Any, tokenizer: Any, target: str, dtype: str) -> Any:
@@ -149,6 +149,8 @@ def load_model(name: str, dtype: str) -> tuple[Any, Any]:
     Raises:
         InputError: if there is no such model.
     """
+    if dtype not in DTYPES:
+        raise InputError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
     where = str(embedded_target()) if name == "smollm2" else name
     try:
         tokenizer = _tokenizer(where)

@@ -132,8 +132,12 @@ def _tree_logits(owner: TreeModel, prefix: list[int], tree: TokenTree) -> torch.
 
 
 @torch.no_grad()
+def tree_logits(owner: TreeModel) -> torch.Tensor:
+    """Logits ``[5, V]`` float32 of a small tree, to compare two forwards of one model by."""
+    return _tree_logits(owner, *_example(owner.vocabulary, max(1, min(PREFIX, owner.limits.context - 3))))
+
+
 def same_logits(one: TreeModel, other: TreeModel) -> float:
     """Largest difference of two forwards of one model on a small tree, in standard deviations of the logits."""
-    prefix, tree = _example(one.vocabulary, min(PREFIX, one.limits.context - 3))
-    got, want = _tree_logits(one, prefix, tree), _tree_logits(other, prefix, tree)
+    got, want = tree_logits(one), tree_logits(other)
     return float((got - want).abs().max() / want.std().clamp(min=1e-6))

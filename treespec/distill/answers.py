@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from treespec.cache import TreeCache, TreeLayer
-from treespec.errors import InputError
-from treespec.lean import LeanForward, why_not_lean
+from treespec.errors import InputError, NonFiniteLogitsError, UnsupportedModelError
+from treespec.fast import checked_lean
+from treespec.limits import NO_LIMIT
 from treespec.model import TreeModel
 
 READ_AT_ONCE = 8  # prompts per forward: their activations still fit a CPU's last cache level
@@ -63,7 +64,8 @@ class _SlotLayer(TreeLayer):
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write one token per slot at its own length; returns the rows up to the longest."""
         assert self._keys is not None and self._values is not None
-        rows, at = self.owner.rows, self.owner.lengths
+        device = self._keys.device
+        rows, at = self.owner.rows.to(device), self.owner.lengths.to(device)
         self._keys[rows, :, at] = key_states[:, :, 0]
         self._values[rows, :, at] = value_states[:, :, 0]
         reach = self.owner.reach
@@ -112,16 +114,31 @@ class AnswerWriter:
         seed: of the sampled answers.
 
     Raises:
-        UnsupportedModelError: if the model's cache cannot be handled here.
+        UnsupportedModelError: if the model cannot verify a tree, or its logits are not read from its last hidden state.
     """
 
     def __init__(self, model: Any, slots: int = 64, new_tokens: int = 144, seed: int = 0) -> None:
         self.own = TreeModel.of(model)
         self.slots, self.new_tokens, self.seed = slots, new_tokens, seed
-        self.lean = LeanForward(model) if why_not_lean(model) is None else None
+        self.lean = self.own.lean or checked_lean(model, pack=True)[0]
+        self._check_output()
         eos = model.generation_config.eos_token_id
         self.eos = set(eos if isinstance(eos, list) else [eos]) - {None}
-        self.context = min(self.own.limits.context, self.own.window or self.own.limits.context)
+        limits = self.own.limits
+        # past a window, or where rotary frequencies change with the length, texts of a batch would not be alone
+        self.context = min(limits.context, self.own.window or NO_LIMIT, limits.one_by_one, limits.switch)
+
+    @torch.inference_mode()
+    def _check_output(self) -> None:
+        """Hidden states are what a head learns from: the logits must be the output layer's product with them."""
+        ids = torch.tensor([[1 % self.own.vocabulary, 2 % self.own.vocabulary]], device=self.own.device)
+        out = self.own.model(input_ids=ids, output_hidden_states=True)
+        product = self.own.model.get_output_embeddings()(out.hidden_states[-1])
+        if float((product - out.logits).abs().max()) > 0.05 * float(out.logits.std()):
+            raise UnsupportedModelError(
+                f"a target of type {self.own.model.config.model_type!r} cannot be distilled: its logits are not its "
+                "output layer's product with its last hidden state (they are scaled or capped)"
+            )
 
     @torch.inference_mode()
     def run(self, jobs: Iterable[Job]) -> Iterator[Answer]:
@@ -197,7 +214,13 @@ class AnswerWriter:
             assert slot is not None
             if slot.tokens[-1] in self.eos or len(slot.tokens) - len(slot.job.prompt) >= self.new_tokens:
                 busy[i] = None
-                yield Answer(slot.job, slot.tokens, torch.cat(slot.features))
+                features = torch.cat(slot.features)
+                if not bool(torch.isfinite(features).all()):
+                    raise NonFiniteLogitsError(
+                        f"the target's hidden states on prompt {slot.job.index} do not fit float16 (largest 65,504); "
+                        "load it in float32 and check its weights"
+                    )
+                yield Answer(slot.job, slot.tokens, features)
 
     def _hidden(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
         if self.lean is not None:

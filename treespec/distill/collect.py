@@ -31,7 +31,7 @@ def make_jobs(prompts: list[Prompt], tokenizer: Any, longest: int, seed: int) ->
     draw = random.Random(seed)
     jobs = []
     for index, prompt in enumerate(prompts):
-        job = Job(index, chat_ids(tokenizer, prompt.turns), draw.choice(TEMPERATURES))
+        job = Job(index, chat_ids(tokenizer, prompt.turns[:1]), draw.choice(TEMPERATURES))
         if len(job.prompt) <= longest:
             jobs.append(job)
     windows = [jobs[i : i + WINDOW] for i in range(0, len(jobs), WINDOW)]
@@ -52,7 +52,6 @@ def collect(
     slots: int = 64,
     new_tokens: int = 144,
     seed: int = 0,
-    features: bool = True,
 ) -> AnswerStore:
     """Answer what has not been answered yet. Ctrl-C keeps every finished answer.
 
@@ -64,12 +63,14 @@ def collect(
         slots: answers under way at once.
         new_tokens: most tokens per answer.
         seed: of sampled answers.
-        features: keep hidden states (2 bytes x hidden size per token).
     """
     store = AnswerStore(folder, about)
     done = store.done()
     left = [job for job in jobs if job.index not in done]
+    if not left:
+        return store
     writer = AnswerWriter(model, slots, new_tokens, seed)
+    left = [job for job in left if len(job.prompt) + new_tokens <= writer.context]
     finished: list[Answer] = []
     bar = tqdm(total=len(jobs), initial=len(jobs) - len(left), unit="answer", desc="answers", smoothing=0.05)
     tokens = 0
@@ -81,8 +82,8 @@ def collect(
                 bar.update()
                 bar.set_postfix(tokens=tokens, refresh=False)
                 if len(finished) >= PART:
-                    store.add(finished, features)
-                    finished = []
+                    part, finished = finished, []
+                    store.add(part)
     finally:
-        store.add(finished, features)
+        store.add(finished)
     return store

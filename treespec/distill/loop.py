@@ -87,6 +87,7 @@ def train(
     loss: Callable[[list[int], float], tuple[Tensor, dict[str, float]]],
     plan: Plan,
     folder: Path,
+    about: dict[str, Any],
 ) -> dict[str, Any]:
     """Train to the end, going on from ``folder/checkpoint.pt`` if there is one.
 
@@ -96,6 +97,7 @@ def train(
         loss: of a batch (indices into ``texts``) at a share of the run (0 to 1), and figures to show.
         plan: how.
         folder: for the checkpoint.
+        about: what else the run depends on; a checkpoint of another run is refused.
 
     Returns:
         ``steps``, ``losses`` (every EVERY steps, smoothed).
@@ -108,8 +110,8 @@ def train(
     per_epoch = len(batches(texts, plan.tokens, plan.seed, 0))
     steps = max(1, round(plan.epochs * per_epoch))
     made = optimiser(model, plan)
-    start, losses = _resume(model, made, folder / "checkpoint.pt", steps)
-    smooth: float | None = None
+    about = {**about, "steps": steps, "plan": str(plan)}
+    start, losses, smooth = _resume(model, made, folder / "checkpoint.pt", about)
     bar = tqdm(total=steps, initial=start, desc="training", unit="step", smoothing=0.05)
     with bar:
         for step, rows in _order(texts, plan, start, steps):
@@ -127,7 +129,7 @@ def train(
             bar.set_postfix(loss=f"{smooth:.3f}", **{k: f"{v:.3f}" for k, v in figures.items()}, refresh=False)
             if (step + 1) % EVERY == 0 or step + 1 == steps:
                 losses.append((step + 1, round(smooth, 4)))
-                _save(model, made, folder / "checkpoint.pt", step + 1, steps, losses)
+                _save(model, made, folder / "checkpoint.pt", step + 1, about, losses, smooth)
     return {"steps": steps, "losses": losses}
 
 
@@ -143,30 +145,34 @@ def _order(texts: Sequence[Text], plan: Plan, start: int, steps: int) -> Iterato
         epoch += 1
 
 
-def _save(model: nn.Module, made: Any, path: Path, step: int, steps: int, losses: list[Any]) -> None:
+def _save(
+    model: nn.Module, made: Any, path: Path, step: int, about: dict[str, Any], losses: list[Any], smooth: float
+) -> None:
     state = {
         "model": {n: p.detach() for n, p in model.named_parameters() if p.requires_grad},
         "optimiser": made.state_dict(),
         "step": step,
-        "steps": steps,
+        "about": about,
         "losses": losses,
+        "smooth": smooth,
     }
     write_whole(path, lambda temporary: torch.save(state, temporary))
 
 
-def _resume(model: nn.Module, made: Any, path: Path, steps: int) -> tuple[int, list[Any]]:
+def _resume(model: nn.Module, made: Any, path: Path, about: dict[str, Any]) -> tuple[int, list[Any], float | None]:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        return 0, []
-    state = torch.load(path, weights_only=True)
-    if state["steps"] != steps:
+        return 0, [], None
+    state = torch.load(path, weights_only=True, map_location="cpu")
+    odd = next((k for k in {**state["about"], **about} if state["about"].get(k) != about.get(k)), None)
+    if odd is not None:
         raise InputError(
-            f"{path} belongs to a run of {state['steps']:,} steps, this one has {steps:,}; use the same settings and "
-            "answers to go on, or delete it to start again"
+            f"{path} belongs to another run ({odd} was {state['about'].get(odd)!r}, now {about.get(odd)!r}); use the "
+            "same settings and answers to go on, or delete it to start again"
         )
     named = dict(model.named_parameters())
     with torch.no_grad():
         for name, value in state["model"].items():
             named[name].copy_(value)
     made.load_state_dict(state["optimiser"])
-    return state["step"], state["losses"]
+    return state["step"], state["losses"], state["smooth"]

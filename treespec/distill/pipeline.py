@@ -5,6 +5,7 @@ Both halves can be stopped and go on where they were: answers are kept part by p
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -82,16 +83,14 @@ def distill(
     Raises:
         InputError: for an unknown kind or unusable files.
     """
-    if recipe.kind not in KINDS:
-        raise InputError(f"unknown kind of draft {recipe.kind!r}; known: {', '.join(KINDS)}")
-    out = Path(out)
-    seed = recipe.plan.seed
-    asked = read_prompts(prompts) if prompts else training_prompts(max(POOL, recipe.answers), seed)
+    out, seed = Path(out), recipe.plan.seed
+    _check(recipe, target, tokenizer, prompts)
+    asked = read_prompts(prompts) if prompts else training_prompts(POOL, seed)
     jobs = make_jobs(asked[: recipe.answers], tokenizer, recipe.longest, seed)
     about = {
         "target": name,
         "dtype": str(target.dtype).removeprefix("torch."),
-        "prompts": str(prompts or "treespec"),
+        "prompts": hashlib.sha256("\0".join(p.turns[0] for p in asked).encode()).hexdigest(),
         "new_tokens": recipe.new_tokens,
         "seed": seed,
     }
@@ -105,14 +104,37 @@ def distill(
         "kind": recipe.kind,
         "target": name,
         "command": command,
+        "prompts": str(prompts) if prompts else "treespec's own",
         "data": _data_figures(texts),
         **made(target, name, texts, out, recipe),
         "recipe": asdict(recipe),
     }
-    write_whole(out / "training.json", lambda path: path.write_text(json.dumps(report, indent=1) + "\n", "utf-8"))
     write_whole(out / "README.md", lambda path: path.write_text(card(report), "utf-8"))
+    write_whole(out / "training.json", lambda path: path.write_text(json.dumps(report, indent=1) + "\n", "utf-8"))
     (out / "checkpoint.pt").unlink(missing_ok=True)
     return report
+
+
+def _check(recipe: Recipe, target: Any, tokenizer: Any, prompts: Any) -> None:
+    """What would only fail after hours of answers."""
+    if recipe.kind not in KINDS:
+        raise InputError(f"unknown kind of draft {recipe.kind!r}; known: {', '.join(KINDS)}")
+    if tokenizer is None:
+        raise InputError("the target's folder has no tokenizer, which its prompts need; save one beside it")
+    if prompts is None and recipe.answers > POOL:
+        raise InputError(f"treespec's templates are used for at most {POOL:,} answers; got {recipe.answers:,}")
+    config = target.config.get_text_config(decoder=True)
+    width = target.get_input_embeddings().weight.shape[1]
+    if width != config.hidden_size:
+        raise InputError(
+            f"the target's embedding is {width} wide and its hidden states {config.hidden_size}: not supported"
+        )
+    least = recipe.shape.hidden
+    if recipe.kind == "lm" and (width < least or recipe.draft_vocabulary < least):
+        raise InputError(
+            f"a draft of width {least} needs a target at least as wide (this one: {width}) and as many frequent tokens "
+            f"(asked for: {recipe.draft_vocabulary})"
+        )
 
 
 def _data_figures(texts: list[Any]) -> dict[str, Any]:
@@ -144,7 +166,7 @@ def _train_head(target: Any, name: str, texts: list[Any], out: Path, recipe: Rec
         steps = 1 if share < ALONE else recipe.unroll
         return train_head.unrolled_loss(head, data.batch([data.train[i] for i in rows]), steps)
 
-    done = train(head, data.train, loss, recipe.plan, out)
+    done = train(head, data.train, loss, recipe.plan, out, _about(recipe, name))
     head.save(out)
     after = train_head.measure(head, data, DEPTHS)
     covered = [data.targets(t)[2] for t in data.test if t.temperature == 0]
@@ -160,9 +182,14 @@ def _train_lm(target: Any, name: str, texts: list[Any], out: Path, recipe: Recip
     def loss(rows: list[int], share: float) -> tuple[torch.Tensor, dict[str, float]]:
         return data.loss(model, [data.train[i] for i in rows])
 
-    done = train(model, data.train, loss, recipe.plan, out)
+    done = train(model, data.train, loss, recipe.plan, out, _about(recipe, name))
     train_lm.save_lm(model, out)
     return {**done, "agreement": train_lm.measure_lm(model, data)}
+
+
+def _about(recipe: Recipe, name: str) -> dict[str, Any]:
+    kept = {"kind": recipe.kind, "target": name, "vocabulary": recipe.draft_vocabulary}
+    return kept | ({"unroll": recipe.unroll} if recipe.kind == "head" else {"shape": str(recipe.shape)})
 
 
 def card(report: dict[str, Any]) -> str:
@@ -172,8 +199,7 @@ def card(report: dict[str, Any]) -> str:
     lines = [
         f"# Draft for {report['target']}",
         "",
-        f"{kind}, trained by `treespec distill` on the target's own answers to treespec's training prompts "
-        "(`data/training`, composed from templates; none of them is a benchmark question).",
+        f"{kind}, trained by `treespec distill` on the target's own answers to " + _origin(report["prompts"]),
         "",
         f"- Data: {data['answers']:,} answers, {data['answer_tokens']:,} tokens ({data['greedy_share']:.0%} greedy, "
         f"the rest at temperatures 0.5 and 0.9); {data['held_out']} prompts held out for the figures below.",
@@ -189,16 +215,24 @@ def card(report: dict[str, Any]) -> str:
         for depth, row in enumerate(agreement["recall_by_depth"], 1):
             lines.append(f"| {depth} | " + " | ".join(f"{row[f'top{k}']:.1%}" for k in (1, 2, 4, 8)) + " |")
         lines.append("")
+        inside = report["vocabulary_coverage"]
         lines.append(
             "Depth 1 reads the target's true hidden state; each further depth reads the head's own output, on the true "
-            "text. Tokens outside the draft vocabulary count as misses "
-            f"({report['vocabulary_coverage']:.1%} are inside)."
+            "text. Tokens outside the draft vocabulary count as misses"
+            + ("." if inside is None else f" ({inside:.1%} are inside).")
         )
     else:
         lines += ["| top 1 | top 2 | top 4 | top 8 |", "|---|---|---|---|"]
         lines.append("| " + " | ".join(f"{agreement[f'top{k}']:.1%}" for k in (1, 2, 4, 8)) + " |")
-    lines += ["", "Licence: Apache-2.0, like the target it was distilled from."]
+    if report["target"] == "smollm2":
+        lines += ["", "Licence: Apache-2.0, like the target it was distilled from."]
     return "\n".join(lines) + "\n"
+
+
+def _origin(prompts: str) -> str:
+    if prompts == "treespec's own":
+        return "treespec's training prompts (`data/training`, composed from templates; no benchmark's questions)."
+    return f"the prompts of `{prompts}`."
 
 
 def _some(losses: list[Any]) -> list[Any]:

@@ -32,14 +32,14 @@ class Text:
         tokens: ``[n]`` int32, prompt and answer.
         prompt: how many of them are the prompt.
         temperature: 0 if greedy.
-        features: ``[n - 1, H]`` float16, mapped from the file; None if the store has none.
+        features: ``[n - 1, H]`` float16, mapped from the file.
     """
 
     index: int
     tokens: Tensor
     prompt: int
     temperature: float
-    features: Tensor | None
+    features: Tensor
 
 
 class AnswerStore:
@@ -56,7 +56,7 @@ class AnswerStore:
     def __init__(self, folder: str | Path, about: dict[str, Any] | None = None) -> None:
         self.folder = Path(folder)
         if about is None and not (self.folder / "about.json").exists():
-            raise InputError(f"{self.folder} holds no answers; run `treespec distill answers` first")
+            raise InputError(f"{self.folder} holds no answers; run `treespec distill` first")
         self.folder.mkdir(parents=True, exist_ok=True)
         note = self.folder / "about.json"
         if note.exists():
@@ -85,7 +85,7 @@ class AnswerStore:
                 out |= set(file.get_tensor("index").tolist())
         return out
 
-    def add(self, answers: Sequence[Answer], features: bool = True) -> None:
+    def add(self, answers: Sequence[Answer]) -> None:
         """Write one part."""
         if not answers:
             return
@@ -96,27 +96,23 @@ class AnswerStore:
             "length": torch.tensor([len(a.tokens) for a in answers]),
             "temperature": torch.tensor([a.job.temperature for a in answers]),
             "tokens": torch.cat([torch.tensor(a.tokens, dtype=torch.int32) for a in answers]),
+            "features": torch.cat([a.features for a in answers]),
         }
-        if features:
-            tensors["features"] = torch.cat([a.features for a in answers])
         write_whole(self.folder / f"part-{number:05d}.safetensors", lambda path: save_file(tensors, path))
 
     def texts(self) -> list[Text]:
         """All answers, ordered by prompt number; features stay on disk until they are used."""
-        out = []
+        out: dict[int, Text] = {}
         for part in self.parts:
             with _opened(part) as file:
-                names = set(file.keys())
                 lengths, prompts = file.get_tensor("length").tolist(), file.get_tensor("prompt").tolist()
                 index, heat = file.get_tensor("index").tolist(), file.get_tensor("temperature").tolist()
-                tokens = file.get_tensor("tokens")
-                features = file.get_tensor("features") if "features" in names else None
+                tokens, features = file.get_tensor("tokens"), file.get_tensor("features")
             at, row = 0, 0
             for n, p, i, t in zip(lengths, prompts, index, heat):
-                mine = None if features is None else features[row : row + n - 1]
-                out.append(Text(i, tokens[at : at + n], p, t, mine))
+                out.setdefault(i, Text(i, tokens[at : at + n], p, t, features[row : row + n - 1]))
                 at, row = at + n, row + n - 1
-        return sorted(out, key=lambda text: text.index)
+        return [out[i] for i in sorted(out)]
 
 
 def _opened(part: Path) -> Any:

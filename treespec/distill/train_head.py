@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -50,10 +50,14 @@ def new_head(target: Any, name: str, texts: Sequence[Text], size: int, seed: int
     """
     torch.manual_seed(seed)
     config = HeadConfig.like(target, name, size)
-    some = [t.features.float() for t in texts[:FIT_ON] if t.features is not None]
-    spread = torch.cat(some).square().mean(0).sqrt().clamp(min=1e-4)
+    squares, rows = torch.zeros(config.hidden_size, dtype=torch.float64), 0
+    for text in texts[:FIT_ON]:
+        squares += text.features.double().square().sum(0)
+        rows += len(text.features)
+    spread = (squares / max(rows, 1)).sqrt().float().clamp(min=1e-4)
     embedding, output = target.get_input_embeddings().weight.float(), target.get_output_embeddings().weight.float()
-    head = FeatureHead(config, embedding, output, draft_vocabulary(texts, size, config.vocabulary), spread)
+    tokens = draft_vocabulary(texts, size, config.vocabulary).to(output.device)
+    head = FeatureHead(config, embedding, output, tokens, spread.to(output.device)).to(output.device)
     for part in (head.q, head.kv, head.gate_up):
         torch.nn.init.normal_(part.weight, std=part.in_features**-0.5)
     torch.nn.init.zeros_(head.out.weight)
@@ -65,18 +69,18 @@ def new_head(target: Any, name: str, texts: Sequence[Text], size: int, seed: int
 @torch.no_grad()
 def _fit_mix(head: FeatureHead, texts: Sequence[Text]) -> None:
     size = head.config.hidden_size
-    gram = torch.zeros(2 * size, 2 * size, dtype=torch.float64)
-    cross = torch.zeros(2 * size, size, dtype=torch.float64)
+    device = head.output.device
+    gram = torch.zeros(2 * size, 2 * size, dtype=torch.float64, device=device)
+    cross = torch.zeros(2 * size, size, dtype=torch.float64, device=device)
     rows = 0
     for text in texts:
-        assert text.features is not None
         at = text.prompt
-        features = head.normal(text.features[at - 1 :].float())
-        x = head.pair(text.tokens[at:-1].long(), features[:-1])
+        features = head.normal(text.features[at - 1 :].to(device).float())
+        x = head.pair(text.tokens[at:-1].to(device).long(), features[:-1])
         gram += (x.T @ x).double()
         cross += (x.T @ features[1:]).double()
         rows += len(x)
-    gram += torch.eye(2 * size, dtype=torch.float64) * 1e-3 * rows
+    gram.diagonal().add_(1e-3 * rows)
     head.mix.weight.copy_(torch.linalg.solve(gram, cross).T.float())
 
 
@@ -113,21 +117,20 @@ class HeadData:
         self.test = [t for t in self.texts if held_out(t)]
         self._known: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
         self._draft_id = torch.full((head.config.vocabulary,), -1)
-        self._draft_id[head.token_of] = torch.arange(len(head.token_of))
+        self._draft_id[head.token_of.cpu()] = torch.arange(len(head.token_of))
 
     @torch.no_grad()
     def targets(self, text: Text) -> tuple[Tensor, Tensor, Tensor]:
         """What to learn at the answer's rows; made once per text."""
         if text.index not in self._known:
-            assert text.features is not None
-            scores = self.head.logits(self.head.normal(text.features[text.prompt :].float()))
-            top = scores.topk(BEST, dim=-1)
-            share = (1 - HARD) * top.values.softmax(-1)
+            hidden = text.features[text.prompt :].to(self.head.output.device).float()
+            top = self.head.logits(self.head.normal(hidden)).topk(min(BEST, len(self.head.token_of)), dim=-1)
+            best, share = top.indices.cpu(), (1 - HARD) * top.values.softmax(-1).cpu()
             share[:, 0] += HARD
-            counts = torch.ones(len(scores), dtype=torch.bool)
+            counts = torch.ones(len(best), dtype=torch.bool)
             if text.temperature == 0:  # the next token is the target's best: known even outside the draft vocabulary
-                counts = self._draft_id[text.tokens[text.prompt + 1 :].long()] == top.indices[:, 0]
-            self._known[text.index] = (top.indices.to(torch.int32), share.half(), counts)
+                counts = self._draft_id[text.tokens[text.prompt + 1 :].long()] == best[:, 0]
+            self._known[text.index] = (best.to(torch.int32), share.half(), counts)
         return self._known[text.index]
 
     def batch(self, texts: Sequence[Text]) -> Batch:
@@ -135,16 +138,15 @@ class HeadData:
         size = self.head.config.hidden_size
         reach = max(t.prompt for t in texts) - 1
         length = max(len(t.tokens) - 1 - t.prompt for t in texts)
-        n = len(texts)
+        n, width = len(texts), min(BEST, len(self.head.token_of))
         made = Batch(
             torch.zeros(n, reach, dtype=torch.long), torch.zeros(n, reach, size),
             torch.zeros(n, reach, dtype=torch.bool),
             torch.zeros(n, length, dtype=torch.long), torch.zeros(n, length, size),
-            torch.zeros(n, length, BEST, dtype=torch.long), torch.zeros(n, length, BEST),
+            torch.zeros(n, length, width, dtype=torch.long), torch.zeros(n, length, width),
             torch.zeros(n, length, dtype=torch.bool),
         )  # fmt: skip
         for i, text in enumerate(texts):
-            assert text.features is not None
             prompt, rows = text.prompt, len(text.tokens) - 1 - text.prompt
             made.context[i, reach - prompt + 1 :] = text.tokens[1:prompt]
             made.context_features[i, reach - prompt + 1 :] = text.features[: prompt - 1]
@@ -152,6 +154,7 @@ class HeadData:
             made.answer[i, :rows] = text.tokens[prompt:-1]
             made.answer_features[i, :rows] = text.features[prompt - 1 : -1]
             made.best[i, :rows], made.share[i, :rows], made.counts[i, :rows] = self.targets(text)
+        made = Batch(**{f.name: getattr(made, f.name).to(self.head.output.device) for f in fields(made)})
         made.context_features = self.head.normal(made.context_features)
         made.answer_features = self.head.normal(made.answer_features)
         return made
@@ -165,9 +168,10 @@ class Unrolled:
         config = head.config
         self.groups = config.heads // config.kv_heads
         reach, length = batch.context.shape[1], batch.answer.shape[1]
-        self.turn = head.rotary(torch.arange(reach, reach + length))
+        at = torch.arange(reach + length, device=batch.answer.device)
+        self.turn = head.rotary(at[reach:])
         before = head.norm1(head.mixed(batch.context, batch.context_features))
-        self.context_keys, self.context_values = head.keys_values(before, head.rotary(torch.arange(reach)))
+        self.context_keys, self.context_values = head.keys_values(before, head.rotary(at[:reach]))
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
@@ -189,7 +193,7 @@ class Unrolled:
         true_values = torch.cat([self.context_values, self.values[0]], 1)
         scores = torch.einsum("bakgd,bskd->bkgas", query * scale, true_keys)
         length, reach = query.shape[1], self.batch.context.shape[1]
-        seen = torch.ones(length, length, dtype=torch.bool).tril(-j)
+        seen = torch.ones(length, length, dtype=torch.bool, device=query.device).tril(-j)
         shown = torch.cat(
             [self.batch.context_seen[:, None].expand(-1, length, -1), seen.expand(len(query), -1, -1)], -1
         )
@@ -224,12 +228,17 @@ def unrolled_loss(head: FeatureHead, batch: Batch, steps: int) -> tuple[Tensor, 
     """
     features = batch.answer_features + NOISE * torch.randn_like(batch.answer_features)
     run = Unrolled(head, batch)
-    total, weights = torch.zeros(()), 0.0
+    total, weights = torch.zeros((), device=features.device), 0.0
+    distance = total
     figures = {}
     for j in range(steps):
         out = run.step(features)
         counts = batch.counts.clone()
         counts[:, :j] = False
+        features_next = moved(out, 1)
+        if not bool(counts.any()):
+            features = features_next
+            continue
         scores = head.logits(out[counts])
         best, share = batch.best[counts], batch.share[counts]
         each = scores.logsumexp(-1) - (scores.gather(-1, best) * share).sum(-1)
@@ -238,9 +247,9 @@ def unrolled_loss(head: FeatureHead, batch: Batch, steps: int) -> tuple[Tensor, 
         figures[f"top1_{j}"] = float((scores.detach().argmax(-1) == best[:, 0]).float().mean())
         if j == 0:
             near = (out[:, :-1] - batch.answer_features[:, 1:])[batch.counts[:, :-1] & batch.counts[:, 1:]]
-            distance = near.square().mean()
-        features = moved(out, 1)
-    return total / weights + DISTANCE * distance, figures
+            distance = near.square().sum() / max(near.numel(), 1)
+        features = features_next
+    return total / max(weights, 1.0) + DISTANCE * distance, figures
 
 
 @torch.no_grad()
@@ -256,18 +265,19 @@ def measure(head: FeatureHead, data: HeadData, steps: int, ranks: Sequence[int] 
         some = texts[at : at + 8]
         batch = data.batch(some)
         run, features = Unrolled(head, batch), batch.answer_features
-        rows = torch.stack([torch.arange(batch.answer.shape[1]) < len(t.tokens) - 1 - t.prompt for t in some])
+        at_row = torch.arange(batch.answer.shape[1], device=batch.answer.device)
+        rows = torch.stack([at_row < len(t.tokens) - 1 - t.prompt for t in some])
         for j in range(steps):
             out = run.step(features)
             counts = rows.clone()
             counts[:, :j] = False
-            guesses = head.logits(out[counts]).topk(max(ranks), dim=-1).indices
+            guesses = head.logits(out[counts]).topk(min(max(ranks), len(head.token_of)), dim=-1).indices
             right = (guesses == batch.best[counts][:, :1]) & batch.counts[counts][:, None]
             for r, rank in enumerate(ranks):
-                hits[j, r] += right[:, :rank].any(-1).sum()
+                hits[j, r] += int(right[:, :rank].any(-1).sum())
             seen[j] += len(right)
             features = moved(out, 1)
-    table = (hits / seen[:, None]).tolist()
+    table = (hits / seen[:, None].clamp(min=1)).tolist()
     return {
         "positions": int(seen[0]),
         "recall_by_depth": [

@@ -7,6 +7,8 @@ directions in which the tokens that the target says most differ; the loss is the
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,6 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from treespec.distill.loop import held_out
 from treespec.distill.store import Text
 from treespec.distill.train_head import HeadData
 from treespec.errors import InputError
@@ -64,7 +65,7 @@ def new_lm(target: Any, frequent: Tensor, shape: LmShape, seed: int) -> LlamaFor
         pad_token_id=theirs.pad_token_id,
         attn_implementation="sdpa",
     )
-    model = LlamaForCausalLM(config)
+    model = LlamaForCausalLM(config).to(target.get_input_embeddings().weight.device)
     with torch.no_grad():
         table = target.get_input_embeddings().weight.detach().float()
         basis = torch.linalg.svd(table[frequent], full_matrices=False).Vh[: shape.hidden]
@@ -92,16 +93,18 @@ class LmData:
         ids = torch.zeros(len(texts), size, dtype=torch.long)
         seen = torch.zeros(len(texts), size, dtype=torch.long)
         where, best, share = [], [], []
+        tokens = self.data.head.token_of.cpu()
         for i, text in enumerate(texts):
             n = len(text.tokens) - 1
             ids[i, :n], seen[i, :n] = text.tokens[:-1], 1
             their, part, counts = self.data.targets(text)
             where.append(i * size + text.prompt + torch.nonzero(counts).squeeze(-1))
-            best.append(self.data.head.token_of[their[counts].long()])
+            best.append(tokens[their[counts].long()])
             share.append(part[counts].float())
-        hidden = model.model(input_ids=ids, attention_mask=seen).last_hidden_state
-        logits: Tensor = model.lm_head(hidden.flatten(0, 1)[torch.cat(where)])
-        return logits, torch.cat(best), torch.cat(share)
+        device = model.device
+        hidden = model.model(input_ids=ids.to(device), attention_mask=seen.to(device)).last_hidden_state
+        logits: Tensor = model.lm_head(hidden.flatten(0, 1)[torch.cat(where).to(device)])
+        return logits, torch.cat(best).to(device), torch.cat(share).to(device)
 
 
 @torch.no_grad()
@@ -110,21 +113,25 @@ def measure_lm(model: LlamaForCausalLM, data: LmData, ranks: Sequence[int] = (1,
 
     Tokens outside the head's draft vocabulary count as misses, as they do for the head.
     """
-    texts = [t for t in data.test if t.temperature == 0 and held_out(t)]
+    texts = [t for t in data.test if t.temperature == 0]
     hits, known, total = torch.zeros(len(ranks)), 0, 0
     for at in range(0, len(texts), 8):
         some = texts[at : at + 8]
         scores, best, _ = data.scores(model, some)
         found = scores.topk(max(ranks), dim=-1).indices == best[:, :1]
         for r, rank in enumerate(ranks):
-            hits[r] += found[:, :rank].any(-1).sum()
+            hits[r] += int(found[:, :rank].any(-1).sum())
         known += len(scores)
         total += sum(len(t.tokens) - 1 - t.prompt for t in some)
     return {"positions": total, **{f"top{rank}": round(float(h) / max(total, 1), 4) for rank, h in zip(ranks, hits)}}
 
 
 def save_lm(model: LlamaForCausalLM, folder: Path) -> None:
-    """As a transformers folder, in bfloat16."""
+    """As a transformers folder, in bfloat16; the config is the last file to appear."""
     copy = LlamaForCausalLM(model.config)
     copy.load_state_dict(model.state_dict())
-    copy.to(torch.bfloat16).save_pretrained(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as work:
+        copy.to(torch.bfloat16).save_pretrained(work)
+        for file in sorted(Path(work).iterdir(), key=lambda f: f.name == "config.json"):  # what makes it a model, last
+            os.replace(file, folder / file.name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import Tensor
 
@@ -65,7 +65,6 @@ class Drafter(Protocol):
         """Levels that the draft's own context still allows."""
 
 
-@runtime_checkable
 class FeatureDrafter(Drafter, Protocol):
     """A drafter that also reads the target's last hidden states, those of the verification itself."""
 

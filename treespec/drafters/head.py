@@ -6,7 +6,9 @@ in for hidden states; once a path is accepted, its rows are dropped and read aga
 
 from __future__ import annotations
 
+import copy
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -22,18 +24,28 @@ from treespec.packed import Packed, can_pack, pack_linears
 from treespec.proposals import Proposals, propose
 
 
-class _HeadForward:
-    """A head as a session sees it; its linear layers are packed on a CPU, where that is possible."""
+class HeadForward:
+    """A head as a session sees it: a twin that shares its weights, with packed products where that is possible."""
 
     def __init__(self, head: FeatureHead) -> None:
-        self.head = head
+        shared = {id(t): t for t in (*head.parameters(), *head.buffers())}
+        self.head: FeatureHead = copy.deepcopy(head, shared)
+        self.token_of = head.token_of.cpu()
         self.kinds = ["full"]
         self.window: int | None = None
         self.dtype, self.device = head.output.dtype, head.output.device
         self.logits: Any = head.logits
         if can_pack(head.output):
-            pack_linears(head)
+            pack_linears(self.head)
             self.logits = Packed(head.output)
+
+    @classmethod
+    def of(cls, head: FeatureHead) -> HeadForward:
+        """The one of this head, made at first use."""
+        found = _MADE.get(head)
+        if found is None or found.device != head.output.device or found.dtype != head.output.dtype:
+            found = _MADE[head] = cls(head)
+        return found
 
     def run(
         self,
@@ -52,6 +64,9 @@ class _HeadForward:
         return Output(None if rows is None else self.logits(rows), out)
 
 
+_MADE: WeakKeyDictionary[FeatureHead, HeadForward] = WeakKeyDictionary()
+
+
 class HeadDrafter(CachedDrafter):
     """A feature head as a drafter.
 
@@ -61,7 +76,8 @@ class HeadDrafter(CachedDrafter):
 
     def __init__(self, head: FeatureHead) -> None:
         self.head = head
-        self.forward = _HeadForward(head)
+        self.forward = HeadForward.of(head)
+        self._known = 0
 
     def begin(self, request: DraftRequest) -> None:
         """Start a new text; :meth:`read` brings the prompt's hidden states."""
@@ -121,4 +137,4 @@ class HeadDrafter(CachedDrafter):
             logits = self._shaped(dense, growth, nodes)
             return propose(logits, self._width, noise)
         found = propose(logits, self._width, None if noise is None else noise.to(token_of.device)[token_of])
-        return Proposals(token_of.cpu()[found.token], found.logp, found.entropy)
+        return Proposals(self.forward.token_of[found.token], found.logp, found.entropy)

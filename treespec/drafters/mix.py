@@ -24,6 +24,9 @@ from treespec.proposals import Proposals, propose
 DISCOUNTS = (0.8, 0.65, 0.5, 0.4, 0.3)
 
 
+TINY = 1e-30  # instead of zero: no infinities, no proposal
+
+
 class MixDrafter(HeadDrafter):
     """Head and n-grams as one distribution.
 
@@ -41,6 +44,7 @@ class MixDrafter(HeadDrafter):
         super().__init__(head)
         self.discounts = tuple(discounts)
         self.order = len(discounts) + 2
+        self._column = {token: i for i, token in enumerate(self.forward.token_of.tolist())}
 
     def begin(self, request: DraftRequest) -> None:
         """Start a new text and count its prompt."""
@@ -59,15 +63,21 @@ class MixDrafter(HeadDrafter):
         if self._request.shape is None and noise is None and not any(seen for seen, _ in found):
             return super()._propose(logits, growth, nodes, noise)
         rest = torch.tensor([share for _, share in found], device=logits.device)
-        mixed = logits.new_zeros(len(nodes), self._request.vocabulary, dtype=torch.float32)
-        mixed[:, self.head.token_of] = logits.float().softmax(-1) * rest[:, None]
+        # columns: the draft vocabulary, then the tokens outside it that were found
+        outside = sorted({token for seen, _ in found for token in seen if token not in self._column})
+        extra = {token: len(self._column) + i for i, token in enumerate(outside)}
+        ids = torch.cat([self.forward.token_of, torch.tensor(outside, dtype=torch.long)])
+        mixed = torch.nn.functional.pad(logits.float().softmax(-1) * rest[:, None], (0, len(outside)))
         rows = [i for i, (seen, _) in enumerate(found) for _ in seen]
-        tokens = [token for seen, _ in found for token in seen]
-        mixed[rows, tokens] += torch.tensor([p for seen, _ in found for p in seen.values()], device=logits.device)
-        mixed = mixed.log()
+        at = [extra[token] if token in extra else self._column[token] for seen, _ in found for token in seen]
+        mixed[rows, at] += torch.tensor([p for seen, _ in found for p in seen.values()], device=logits.device)
+        mixed = mixed.clamp_(min=TINY).log_()
         if self._request.shape is not None:
-            mixed = self._shaped(mixed, growth, nodes)
-        return propose(mixed, self._width, noise)
+            dense = mixed.new_full((len(nodes), self._request.vocabulary), -torch.inf)
+            dense[:, ids.to(mixed.device)] = mixed
+            return propose(self._shaped(dense, growth, nodes), self._width, noise)
+        chosen = propose(mixed, self._width, None if noise is None else noise.cpu()[ids])
+        return Proposals(ids[chosen.token], chosen.logp, chosen.entropy)
 
     def _seen(self, growth: Growth, node: int) -> tuple[dict[int, float], float]:
         """``{token: probability}`` after the node's last tokens in the text so far, and the mass left to the head."""
@@ -82,6 +92,8 @@ class MixDrafter(HeadDrafter):
             discount = self.discounts[n - 2]
             total = sum(after.values())
             for token, count in after.items():
+                if token >= self._request.vocabulary:
+                    continue  # a prompt may hold ids that the target's head does not have
                 seen[token] = seen.get(token, 0.0) + share * (count - discount) / total
             share *= discount * len(after) / total
         return seen, share
