@@ -15,7 +15,7 @@ lab: export OMP_WAIT_POLICY ?= passive
 
 help:
 	@echo "make lab    environment, model, and JupyterLab open on the start notebook"
-	@echo "make demo   policies A to D and plain decoding on a handful of prompts, in the terminal"
+	@echo "make demo   policies A to D, best-first and plain decoding on a handful of prompts, in the terminal"
 	@echo "make test   environment, then every test"
 	@echo "make fast   only the tests that need no model"
 	@echo "make lint   ruff and mypy"
@@ -34,8 +34,8 @@ lab: model
 	@$(BIN)/jupyter lab --ServerApp.root_dir=. --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(ROOT) $(LAB_ARGS)
 
 demo: model
-	@$(BIN)/treespec compare --limit 6 --max-new-tokens 32 \
-	  --policies "plain,linear:gamma=5,uniform:depth=4,width=3,threshold,dynamic"
+	@$(BIN)/treespec compare --limit 6 --max-new-tokens 32 --fast cpu \
+	  --policies "plain,linear:gamma=5,uniform:depth=4,width=3,threshold,dynamic,bestfirst:budget=11"
 
 # Debian's chromium drives the browser tests; without root and apt they are skipped, visibly.
 chromium:

@@ -159,6 +159,25 @@ def test_mix_backs_off_to_the_head(target, head):
     assert drafter._seen(_Root(), 0) == ({}, 1.0)
 
 
+def test_mixture_is_one_distribution(target, head):
+    """Children, their probabilities and the entropy are those of (head x what is left) + what was seen."""
+    drafter = MixDrafter(head)
+    drafter.begin(DraftRequest([3, 4, 5, 6, 3, 4, 5], 64, VOCAB))
+    drafter._width = 5
+    logits = torch.randn(1, len(head.token_of))
+    found = drafter._propose(logits, _Root(), [0], None)
+    seen, rest = drafter._seen(_Root(), 0)
+    want = torch.zeros(VOCAB)
+    want[head.token_of] = logits[0].softmax(-1) * rest
+    for token, p in seen.items():
+        want[token] += p
+    best = want.topk(5)
+    assert found.token[0].tolist() == best.indices.tolist()
+    torch.testing.assert_close(found.logp[0].exp(), best.values)
+    bits = -(want[want > 0] * want[want > 0].log2()).sum()
+    torch.testing.assert_close(found.entropy[0], bits, rtol=1e-4, atol=1e-4)
+
+
 class _Root:
     def path_tokens(self, node):
         return []

@@ -7,6 +7,7 @@ the head's distribution in the end, not to a uniform one. With nothing found, th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,7 +19,7 @@ from treespec.drafters.head import HeadDrafter
 from treespec.drafters.ngram import NgramTable
 from treespec.errors import InputError
 from treespec.head import FeatureHead
-from treespec.proposals import Proposals, propose
+from treespec.proposals import Proposals, propose, top_k
 
 # mass that a context of 2, 3, … tokens takes off each count, fitted on held-out training answers (docs/LOG.md)
 DISCOUNTS = (0.8, 0.65, 0.5, 0.4, 0.3)
@@ -71,6 +72,8 @@ class MixDrafter(HeadDrafter):
         rows = [i for i, (seen, _) in enumerate(found) for _ in seen]
         at = [extra[token] if token in extra else self._column[token] for seen, _ in found for token in seen]
         mixed[rows, at] += torch.tensor([p for seen, _ in found for p in seen.values()], device=logits.device)
+        if self._request.shape is None and noise is None:
+            return _best(mixed, ids, self._width)
         mixed = mixed.clamp_(min=TINY).log_()
         if self._request.shape is not None:
             dense = mixed.new_full((len(nodes), self._request.vocabulary), -torch.inf)
@@ -97,3 +100,11 @@ class MixDrafter(HeadDrafter):
                 seen[token] = seen.get(token, 0.0) + share * (count - discount) / total
             share *= discount * len(after) / total
         return seen, share
+
+
+def _best(probability: Tensor, ids: Tensor, k: int) -> Proposals:
+    """Children and entropies from probabilities ``[F, C]`` of the tokens ``ids`` ``[C]``: no second softmax."""
+    at = top_k(probability, min(k, probability.shape[-1]))
+    logp = probability.gather(-1, at).log().clamp(max=0.0)
+    entropy = torch.special.entr(probability).sum(-1) / math.log(2)
+    return Proposals(ids[at.cpu()], logp.cpu(), entropy.cpu())
