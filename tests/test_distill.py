@@ -2,14 +2,13 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 import torch
 from conftest import VOCAB, build
 
+from treespec import cli
 from treespec.distill import collect as collecting
 from treespec.distill.answers import AnswerWriter, Job
 from treespec.distill.collect import collect, make_jobs
@@ -268,16 +267,17 @@ def test_fast_and_slow_targets_give_the_same_answers():
     slow_down(model)
 
 
-def test_command_line_says_what_is_wrong(tmp_path):
+def test_command_line_says_what_is_wrong(tmp_path, monkeypatch, capsys):
     def call(*arguments):
-        return subprocess.run(
-            [sys.executable, "-m", "treespec.cli", "distill", "--target", "toy-none", *arguments],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        monkeypatch.setattr("sys.argv", ["treespec", "distill", *arguments])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        out = capsys.readouterr()
+        return end.value.code, out.out + out.err
 
-    done = call("--out", str(tmp_path), "--kind", "tree")
-    assert done.returncode == 2 and "unknown kind of draft 'tree'" in done.stderr
+    code, said = call("--out", str(tmp_path), "--kind", "tree")
+    assert code == 2 and "unknown kind of draft 'tree'" in said
     (tmp_path / "training.json").write_text("{}")
-    done = call("--out", str(tmp_path))
-    assert done.returncode == 2 and "holds a finished draft" in done.stderr
-    assert "Ctrl-C" in call("--help").stdout
+    code, said = call("--out", str(tmp_path))
+    assert code == 2 and "holds a finished draft" in said
+    assert "Ctrl-C" in call("--help")[1]

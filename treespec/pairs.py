@@ -98,6 +98,7 @@ def load_pair(target: str = "smollm2", draft: str = "auto", dtype: str = "float3
         TreespecError: if something cannot be found, fetched, or does not fit together.
     """
     check_way(fast)
+    _check_dtype(dtype)
     if target == "toy":
         return _toy(draft)
     model, tokenizer = load_model(target, dtype)
@@ -149,8 +150,7 @@ def load_model(name: str, dtype: str) -> tuple[Any, Any]:
     Raises:
         InputError: if there is no such model.
     """
-    if dtype not in DTYPES:
-        raise InputError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
+    _check_dtype(dtype)
     where = str(embedded_target()) if name == "smollm2" else name
     try:
         tokenizer = _tokenizer(where)
@@ -161,6 +161,11 @@ def load_model(name: str, dtype: str) -> tuple[Any, Any]:
             f"cannot load a causal language model from {name!r}: {reason[:200]}. Give 'smollm2', a folder or a hub id"
         ) from error
     return model.eval(), tokenizer
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise InputError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
 
 
 def _tokenizer(where: str) -> Any:
