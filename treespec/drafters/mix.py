@@ -21,7 +21,7 @@ from treespec.errors import InputError
 from treespec.head import FeatureHead
 from treespec.proposals import Proposals, propose, top_k
 
-# mass that a context of 2, 3, … tokens takes off each count, fitted on held-out training answers (docs/LOG.md)
+# mass that a context of 2, 3, … tokens takes off each count: the longer the match, the more it is trusted
 DISCOUNTS = (0.8, 0.65, 0.5, 0.4, 0.3)
 
 
