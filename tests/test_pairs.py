@@ -129,7 +129,7 @@ POLICIES = [
 
 
 @pytest.mark.slow
-def test_forty_prompts_of_64_tokens_equal_model_generate(smollm2):
+def test_forty_prompts_of_32_tokens_equal_model_generate(smollm2):
     chosen = [p for p in read_prompts(mixed_prompts()) if p.category != "long"]
     chosen = [chosen[i * len(chosen) // 40] for i in range(40)]
     target = smollm2.target
@@ -143,13 +143,13 @@ def test_forty_prompts_of_64_tokens_equal_model_generate(smollm2):
         if i == 12:  # the rest with packed products; model.generate stays what it was
             assert speed_up(target, "cpu") == "lean forward, packed products"
         ids = torch.tensor([smollm2.prompt_ids(prompt.turns[0])])
-        want = target.generate(ids, do_sample=False, max_new_tokens=64)
+        want = target.generate(ids, do_sample=False, max_new_tokens=32)
         draft, policy = drafts[(i // 4) % 4], POLICIES[i % 4]
-        got = treespec.generate(target, draft, ids, policy=policy, do_sample=False, max_new_tokens=64)
+        got = treespec.generate(target, draft, ids, policy=policy, do_sample=False, max_new_tokens=32)
         assert torch.equal(got.sequences, want), (prompt.id, policy, draft)
         followed += sum(len(e.path) for e in got.steps)
     slow_down(target)
-    assert followed > 400, "hardly a tree was followed: nothing was tested"
+    assert followed > 200, "hardly a tree was followed: nothing was tested"
 
 
 @pytest.mark.slow
