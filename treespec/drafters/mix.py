@@ -16,15 +16,13 @@ from torch import Tensor
 from treespec.drafters.base import DraftRequest
 from treespec.drafters.growth import Growth
 from treespec.drafters.head import HeadDrafter
-from treespec.drafters.ngram import NgramTable
+from treespec.drafters.ngram import NgramTable, discounted
 from treespec.errors import InputError
 from treespec.head import FeatureHead
 from treespec.proposals import Proposals, propose, top_k
 
 # mass that a context of 2, 3, … tokens takes off each count: the longer the match, the more it is trusted
 DISCOUNTS = (0.8, 0.65, 0.5, 0.4, 0.3)
-
-
 TINY = 1e-30  # instead of zero: no infinities, no proposal
 
 
@@ -86,20 +84,9 @@ class MixDrafter(HeadDrafter):
         """``{token: probability}`` after the node's last tokens in the text so far, and the mass left to the head."""
         reach = self.order - 1
         context = (self._text[-reach:] + growth.path_tokens(node))[-reach:]
-        share = 1.0
-        seen: dict[int, float] = {}
-        for n in range(len(context), 1, -1):
-            after = self._table.counts.get(tuple(context[len(context) - n :]))
-            if not after:
-                continue
-            discount = self.discounts[n - 2]
-            total = sum(after.values())
-            for token, count in after.items():
-                if token >= self._request.vocabulary:
-                    continue  # a prompt may hold ids that the target's head does not have
-                seen[token] = seen.get(token, 0.0) + share * (count - discount) / total
-            share *= discount * len(after) / total
-        return seen, share
+        seen, share = discounted(context, self._table.counts.get, lambda n: self.discounts[n - 2], shortest=2)
+        # a prompt may hold ids that the target's head does not have
+        return {token: p for token, p in seen.items() if token < self._request.vocabulary}, share
 
 
 def _best(probability: Tensor, ids: Tensor, k: int) -> Proposals:

@@ -9,7 +9,7 @@ works on them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import perf_counter
 
 import torch
@@ -130,16 +130,8 @@ class NgramDrafter:
 
         The left-over mass belongs to the tokens never seen, in equal parts.
         """
-        share = 1.0
-        seen: dict[int, float] = {}
-        for n in range(min(len(context), self.order - 1), 0, -1):
-            after = self._after(tuple(context[len(context) - n :]))
-            if not after:
-                continue
-            total = sum(after.values())
-            for token, count in after.items():
-                seen[token] = seen.get(token, 0.0) + share * (count - self.discount) / total
-            share *= self.discount * len(after) / total
+        context = context[-(self.order - 1) :]
+        seen, share = discounted(context, self._after, lambda n: self.discount, shortest=1)
         # the uniform floor gives seen tokens their part of the rest too
         floor = share / self._request.vocabulary
         seen = {t: p + floor for t, p in seen.items() if t < self._request.vocabulary}
@@ -169,6 +161,36 @@ class NgramDrafter:
         new = {t: float(probability[t]) for t in seen}
         new = {t: p for t, p in new.items() if p > 0}
         return new, max(0.0, 1.0 - sum(new.values()))
+
+
+def discounted(
+    context: Sequence[int],
+    after: Callable[[tuple[int, ...]], dict[int, int] | None],
+    discount: Callable[[int], float],
+    shortest: int,
+) -> tuple[dict[int, float], float]:
+    """Interpolated absolute discounting over a context and its suffixes, longest first.
+
+    Args:
+        context: the last tokens.
+        after: counts of next tokens after a context, or nothing.
+        discount: taken off every count, by context length.
+        shortest: length of the last context that is asked.
+
+    Returns:
+        ``{token: probability}`` of what was seen, and the mass left to whatever stands below.
+    """
+    share = 1.0
+    seen: dict[int, float] = {}
+    for n in range(len(context), shortest - 1, -1):
+        counts = after(tuple(context[len(context) - n :]))
+        if not counts:
+            continue
+        total = sum(counts.values())
+        for token, count in counts.items():
+            seen[token] = seen.get(token, 0.0) + share * (count - discount(n)) / total
+        share *= discount(n) * len(counts) / total
+    return seen, share
 
 
 def entropy_bits(seen: dict[int, float], rest: float, vocabulary: int) -> float:
