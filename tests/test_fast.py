@@ -78,8 +78,11 @@ def test_lean_logits_equal_the_models(name, pack):
 
 
 @pytest.mark.parametrize("name", sorted(SUPPORTED))
-@pytest.mark.parametrize("how", ["cpu", "lean"])
-def test_fast_text_is_the_models_own(name, how):
+@pytest.mark.parametrize("how", ["cpu", "cpu without the kernel", "lean"])
+def test_fast_text_is_the_models_own(name, how, monkeypatch):
+    if how == "cpu without the kernel":
+        monkeypatch.setattr("treespec.lean.kernel", lambda: None)
+        how = "cpu"
     model = build(name)
     ids = torch.tensor([[5, 9, 11, 20, 33, 40, 2]])
     want = model.generate(ids, max_new_tokens=24, do_sample=False, pad_token_id=0)
@@ -102,6 +105,7 @@ def test_a_lean_forward_that_differs_is_not_used(monkeypatch):
     said = speed_up(model, "lean")
     assert said == "transformers' own forward (no lean forward: its logits differ)"
     assert lean_forward(model) is None
+    monkeypatch.setattr("treespec.lean.kernel", lambda: None)
     assert speed_up(model, "cpu").startswith("packed linear layers")
     slow_down(model)
 
@@ -139,7 +143,8 @@ def test_unknown_way_and_wrong_device():
         speed_up(model.to("meta"), "cpu")
 
 
-def test_half_precision_that_cannot_be_packed_is_lean_all_the_same():
+def test_half_precision_that_cannot_be_packed_is_lean_all_the_same(monkeypatch):
+    monkeypatch.setattr("treespec.lean.kernel", lambda: None)
     said = speed_up(build("llama", dtype=torch.float16), "cpu")
     assert said == "lean forward"
 

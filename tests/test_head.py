@@ -67,7 +67,7 @@ def test_training_steps_are_drafting_steps(target, head):
             drafter.read(text.features[:root].float(), 0)
             chain = _chain(drafter, tokens[root + 1 : root + 3])
         for j, got in enumerate(chain):
-            torch.testing.assert_close(got, trained[j][a + j], rtol=0, atol=2e-3)
+            torch.testing.assert_close(got, trained[j][a + j], rtol=0, atol=1e-2)  # bfloat16 output matrix
 
 
 def _chain(drafter, following):

@@ -55,17 +55,32 @@ class TreeLayer(CacheLayerMixin):
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write ``n`` new rows behind the used ones and return views of all used rows."""
-        end = self.length + key_states.shape[-2]
+        start = self.length
+        keys, values = self.claim(key_states.shape[-2], key_states, value_states)
+        keys[:, :, start : self.length] = key_states
+        values[:, :, start : self.length] = value_states
+        return keys[:, :, : self.length], values[:, :, : self.length]
+
+    def claim(self, rows: int, keys_like: Tensor, values_like: Tensor) -> tuple[Tensor, Tensor]:
+        """Count ``rows`` more rows as used; returns the whole buffers, for the caller to write them.
+
+        Args:
+            rows: how many.
+            keys_like: ``[1, heads, any, dim]`` in the device and dtype that keys are written in: another forward over
+                the same text may compute in another dtype, then the rows there are cast.
+            values_like: the same of the values.
+        """
+        end = self.length + rows
         if not self.is_initialized:
             self.capacity = max(self.capacity, _round_up(end))
-            self.lazy_initialization(key_states, value_states)
+            self.lazy_initialization(keys_like, values_like)
         elif end > self.capacity:
             self._grow(end)
         assert self._keys is not None and self._values is not None
-        self._keys[:, :, self.length : end] = key_states
-        self._values[:, :, self.length : end] = value_states
+        if self._keys.dtype != keys_like.dtype:
+            self._keys, self._values = self._keys.to(keys_like.dtype), self._values.to(values_like.dtype)
         self.length = end
-        return self._keys[:, :, :end], self._values[:, :, :end]
+        return self._keys, self._values
 
     def _grow(self, rows: int) -> None:
         assert self._keys is not None and self._values is not None

@@ -191,6 +191,7 @@ def distill(
     rate: Annotated[float, typer.Option(min=0.0, help="Highest learning rate.")] = 5e-4,
     unroll: Annotated[int, typer.Option(min=1, max=8, help="Levels a head is trained for, on its own outputs.")] = 3,
     vocabulary: Annotated[int, typer.Option(min=16, help="Tokens that a head can propose.")] = 8192,
+    start: Annotated[Path | None, typer.Option(help="Folder of a head to go on from, e.g. with more answers.")] = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=4, help="Most tokens per answer.")] = 144,
     slots: Annotated[int, typer.Option(min=1, help="Answers under way at once.")] = 64,
     dtype: Dtype = "float32",
@@ -227,6 +228,7 @@ def distill(
         slots=slots,
         unroll=unroll,
         draft_vocabulary=vocabulary,
+        start=None if start is None else str(start),
         plan=Plan(epochs=epochs, rate=rate, seed=seed),
     )
     command = "treespec " + shlex.join(sys.argv[1:])

@@ -1,7 +1,8 @@
 """Faster forwards for a loaded model, opt-in, checked, and undone with one call.
 
-``speed_up(model, "cpu")`` gives Llama-shaped models the lean forward of :mod:`treespec.lean` with packed products, and
-any other model packed linear layers (:mod:`treespec.packed`). ``"lean"`` is the lean forward alone, for any device.
+``speed_up(model, "cpu")`` gives Llama-shaped models the lean forward of :mod:`treespec.lean`, through the C kernel of
+:mod:`treespec.native` where the machine has a C compiler and with packed products where it has none, and any other
+model packed linear layers (:mod:`treespec.packed`). ``"lean"`` is the lean forward alone, for any device.
 ``"compile"`` is ``torch.compile`` on the model's own forward: three graphs (the prompt, one token, several tokens),
 minutes to make. What is put in place must reproduce the model's logits on a small tree; if it does not, everything is
 as before.
@@ -12,11 +13,13 @@ from ``model.generate``'s only where two tokens tie that closely.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
 from weakref import WeakSet
 
 from treespec.errors import InputError
-from treespec.lean import LeanForward, use_lean, why_not_lean
+from treespec.lean import LeanForward, NativeForward, use_lean, why_not_lean, why_not_native
 from treespec.model import TreeModel, input_device
 from treespec.packed import can_pack, pack_linears, unpack_linears
 from treespec.selfcheck import TOLERANCE, same_logits, tree_logits
@@ -31,8 +34,8 @@ def speed_up(model: Any, how: str = "cpu") -> str:
 
     Args:
         model: a loaded transformers causal LM, in eval mode.
-        how: ``"cpu"`` (products packed where processor and dtype allow it, and the lean forward where the model has
-            its shape), ``"lean"``, ``"compile"``, or ``"off"`` (as it was).
+        how: ``"cpu"`` (the lean forward where the model has its shape, compiled or with packed products, whichever this
+            machine can do), ``"lean"``, ``"compile"``, or ``"off"`` (as it was).
 
     Returns:
         What is in place now, in a few words, with the reason where it is less than was asked for.
@@ -48,6 +51,9 @@ def speed_up(model: Any, how: str = "cpu") -> str:
         return OWN
     if how == "compile":
         return _compiled(model)
+    if how == "cpu" and (native := _checked(model, why_not_native, NativeForward)[0]) is not None:
+        use_lean(model, native)
+        return "lean forward, C kernel"
     packs = how == "cpu" and can_pack(model.get_input_embeddings().weight)
     lean, why = checked_lean(model, packs)
     if lean is not None:
@@ -79,17 +85,24 @@ def slow_down(model: Any) -> None:
 
 def checked_lean(model: Any, pack: bool) -> tuple[LeanForward | None, str]:
     """A lean forward whose logits are the model's own, or None and why there is none. Nothing is put in place."""
-    why = why_not_lean(model)
+    return _checked(model, why_not_lean, partial(LeanForward, pack=pack))
+
+
+Made = TypeVar("Made", LeanForward, NativeForward)
+
+
+def _checked(model: Any, why_not: Callable[[Any], str | None], make: Callable[[Any], Made]) -> tuple[Made | None, str]:
+    why = why_not(model)
     if why is not None:
         return None, why
     own, new = TreeModel.of(model), TreeModel(model)
     own.lean = None
     try:
-        new.lean = LeanForward(model, pack)
+        new.lean = made = make(model)
         same = same_logits(new, own) <= TOLERANCE.get(own.dtype, 0.1)
     except Exception as error:  # a subclass, an adapter: whatever it is, the model's own forward works
         return None, f"it failed on a small tree, {type(error).__name__}"
-    return (new.lean, "") if same else (None, "its logits differ")
+    return (made, "") if same else (None, "its logits differ")
 
 
 def _packed(model: Any) -> bool:

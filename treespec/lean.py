@@ -2,8 +2,8 @@
 
 RMSNorm, rotary positions, grouped-query attention, gated MLP, one after the other: Llama, SmolLM, Mistral, Qwen2,
 Qwen3. q/k/v and gate/up are fused into one product each, residuals are added inside the products, attention reads the
-grouped heads without copying them. On a CPU the products are packed (:mod:`treespec.packed`). transformers' own
-modules compute the rotary angles, so every rope kind is theirs.
+grouped heads without copying them. On a CPU the products are packed (:mod:`treespec.packed`), or the whole of it is the
+C kernel of :mod:`treespec.native`. transformers' own modules compute the rotary angles, so every rope kind is theirs.
 
 It is used only where :func:`treespec.selfcheck.same_logits` found the logits equal to the model's own, and no longer
 than the model's weights are what they were.
@@ -18,21 +18,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from treespec.native import LayerWeights, NativeLayers, NativeProduct, kernel
 from treespec.packed import Packed, Plain, packed_if_possible
 
 LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3")
 
 # lean forwards in use, by model; holds no model alive
-_IN_USE: WeakKeyDictionary[Any, LeanForward] = WeakKeyDictionary()
+_IN_USE: WeakKeyDictionary[Any, LeanForward | NativeForward] = WeakKeyDictionary()
 
 
-def lean_forward(model: Any) -> LeanForward | None:
+def lean_forward(model: Any) -> LeanForward | NativeForward | None:
     """The lean forward in use for a model, if there is one and the model has not been moved or cast since."""
     lean = _IN_USE.get(model)
     return lean if lean is not None and lean.fits(model) else None
 
 
-def use_lean(model: Any, lean: LeanForward | None) -> None:
+def use_lean(model: Any, lean: LeanForward | NativeForward | None) -> None:
     """Use a lean forward for a model from now on, or (None) its own again."""
     if lean is None:
         _IN_USE.pop(model, None)
@@ -61,29 +62,59 @@ def why_not_lean(model: Any) -> str | None:
     return None
 
 
+def why_not_native(model: Any) -> str | None:
+    """Why the C kernel cannot compute this model, or None if it may."""
+    if (why := why_not_lean(model)) is not None:
+        return why
+    config = model.config
+    if {p.device.type for p in model.parameters()} != {"cpu"}:
+        return "it is not on the CPU"
+    if _head_dim(config) % 8 or config.intermediate_size % 8:
+        return "its heads or its MLP are not a multiple of 8 wide"
+    return None if kernel() is not None else "there is no C compiler that can build the kernel"
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+class _MadeOf:
+    """What a forward was copied from, to notice when the model is no longer that."""
+
+    def __init__(self, model: Any) -> None:
+        self._made_of = self._state(model)
+
+    def fits(self, model: Any) -> bool:
+        """Whether the model's weights are still those it was made of."""
+        return self._made_of == self._state(model)
+
+    @staticmethod
+    def _state(model: Any) -> list[Any]:
+        return [(p.data_ptr(), p._version, p.dtype, p.device) for p in model.parameters()]
+
+
 class _Layer:
     """One decoder layer's fused weights."""
 
     def __init__(self, layer: Any, linear: Any) -> None:
         attention, mlp = layer.self_attn, layer.mlp
         self.norm1, self.norm2 = layer.input_layernorm, layer.post_attention_layernorm
-        self.qkv = _fused(linear, attention.q_proj, attention.k_proj, attention.v_proj)
+        self.qkv: Packed | Plain = linear(*_fused(attention.q_proj, attention.k_proj, attention.v_proj))
         self.out = linear(attention.o_proj.weight, attention.o_proj.bias)
         self.q_norm, self.k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
-        self.gate_up = _fused(linear, mlp.gate_proj, mlp.up_proj)
+        self.gate_up: Packed | Plain = linear(*_fused(mlp.gate_proj, mlp.up_proj))
         self.down = linear(mlp.down_proj.weight, mlp.down_proj.bias)
         self.scale = attention.scaling
 
 
-def _fused(linear: Any, *modules: Any) -> Packed | Plain:
+def _fused(*modules: Any) -> tuple[Tensor, Tensor | None]:
     bias = None
     if modules[0].bias is not None:
         bias = torch.cat([m.bias.detach() for m in modules])
-    made: Packed | Plain = linear(torch.cat([m.weight.detach() for m in modules]), bias)
-    return made
+    return torch.cat([m.weight.detach() for m in modules]), bias
 
 
-class LeanForward:
+class LeanForward(_MadeOf):
     """The forward of one Llama-shaped model.
 
     Args:
@@ -93,11 +124,11 @@ class LeanForward:
     """
 
     def __init__(self, model: Any, pack: bool = True) -> None:
-        self._made_of = [(p.data_ptr(), p._version, p.dtype, p.device) for p in model.parameters()]
+        super().__init__(model)
         config = model.config
         linear = packed_if_possible if pack else Plain
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.dim = _head_dim(config)
         self.eps = config.rms_norm_eps
         self.embedding = model.get_input_embeddings().weight.detach()
         self.rotary = model.model.rotary_emb
@@ -105,10 +136,6 @@ class LeanForward:
         self.norm = model.model.norm
         head = model.get_output_embeddings()
         self.head = linear(head.weight, head.bias)
-
-    def fits(self, model: Any) -> bool:
-        """Whether the model's weights are still those it was made of."""
-        return self._made_of == [(p.data_ptr(), p._version, p.dtype, p.device) for p in model.parameters()]
 
     def hidden(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
         """Normalised last hidden states ``[B, n, H]``, the ones the head reads.
@@ -162,3 +189,56 @@ class LeanForward:
     def logits(self, hidden: Tensor) -> Tensor:
         """``[..., H]`` to ``[..., V]``."""
         return self.head(hidden)
+
+
+class NativeForward(_MadeOf):
+    """The same forward through the C kernel, float32 inside whatever the weights' dtype; texts one at a time.
+
+    Args:
+        model: a transformers causal LM for which :func:`why_not_native` is None. Its weights are copied, in half their
+            bytes where that changes none of them.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        config, attention = model.config, model.model.layers[0].self_attn
+        self.embedding = model.get_input_embeddings().weight.detach()
+        self.rotary = model.model.rotary_emb
+        self.layers = NativeLayers(
+            [_weights(layer) for layer in model.model.layers],
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            _head_dim(config),
+            config.rms_norm_eps,
+            attention.scaling,
+            model.model.norm.weight,
+        )
+        head = model.get_output_embeddings()
+        self.head = NativeProduct(head.weight, head.bias)
+
+    def hidden(self, ids: Tensor, positions: Tensor, mask: Tensor | None, cache: Any) -> Tensor:
+        """See :meth:`LeanForward.hidden`; B is 1."""
+        x = F.embedding(ids, self.embedding).float()
+        cos, sin = self.rotary(x, positions)
+        return self.layers.run(x[0], cos[0], sin[0], mask, cache)[None]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[..., H]`` to float32 ``[..., V]``."""
+        return self.head(hidden)
+
+
+def _weights(layer: Any) -> LayerWeights:
+    attention, mlp = layer.self_attn, layer.mlp
+    q_norm, k_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+    pairs = {
+        name: (m.weight, m.bias) for name, m in (("gate", mlp.gate_proj), ("up", mlp.up_proj), ("down", mlp.down_proj))
+    }
+    return LayerWeights(
+        norm1=layer.input_layernorm.weight,
+        norm2=layer.post_attention_layernorm.weight,
+        qkv=_fused(attention.q_proj, attention.k_proj, attention.v_proj),
+        out=(attention.o_proj.weight, attention.o_proj.bias),
+        q_norm=None if q_norm is None else q_norm.weight,
+        k_norm=None if k_norm is None else k_norm.weight,
+        **pairs,
+    )

@@ -73,7 +73,7 @@ class TreeModel:
             UnsupportedModelError: if the model cannot verify a tree, naming its type and why.
         """
         owner = cls(model, role)
-        state = (owner.dtype, owner.device, owner.attention, owner.lean is not None)
+        state = (owner.dtype, owner.device, owner.attention, type(owner.lean))
         if _CHECKED.get(model) != state:
             self_check(owner)
             _CHECKED[model] = state

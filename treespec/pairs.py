@@ -30,6 +30,7 @@ from treespec.drafters import MixDrafter, NgramDrafter
 from treespec.errors import DownloadError, InputError
 from treespec.events import Generation
 from treespec.fast import OWN, check_way, speed_up
+from treespec.files import cache_dir
 from treespec.head import is_head, load_head
 from treespec.prompts import data_dir
 from treespec.toy import TableModel, toy_tokenizer
@@ -174,11 +175,6 @@ def _tokenizer(where: str) -> Any:
     if folder.is_dir() and not any(folder.glob("tokenizer*")) and not (folder / "vocab.json").exists():
         return None
     return AutoTokenizer.from_pretrained(where)
-
-
-def cache_dir() -> Path:
-    """Where converted models live: ``$TREESPEC_HOME``, else ``~/.cache/treespec``."""
-    return Path(os.environ.get("TREESPEC_HOME") or Path.home() / ".cache" / "treespec")
 
 
 def embedded_target() -> Path:

@@ -120,7 +120,7 @@ class AnswerWriter:
     def __init__(self, model: Any, slots: int = 64, new_tokens: int = 144, seed: int = 0) -> None:
         self.own = TreeModel.of(model)
         self.slots, self.new_tokens, self.seed = slots, new_tokens, seed
-        self.lean = self.own.lean or checked_lean(model, pack=True)[0]
+        self.lean = checked_lean(model, pack=True)[0]
         self._check_output()
         eos = model.generation_config.eos_token_id
         self.eos = set(eos if isinstance(eos, list) else [eos]) - {None}

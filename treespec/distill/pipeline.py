@@ -19,6 +19,7 @@ from treespec.distill.loop import Plan, held_out, train
 from treespec.distill.prompts import training_prompts
 from treespec.errors import InputError
 from treespec.files import write_whole
+from treespec.head import load_head
 from treespec.prompts import read_prompts
 
 POOL = 12_000  # so that asking for more answers later adds to those there are
@@ -39,6 +40,7 @@ class Recipe:
         slots: answers under way at once.
         unroll: levels of a head's later training; each after the first reads its own outputs.
         draft_vocabulary: tokens that a head can propose.
+        start: folder of a head to go on from, with its vocabulary; None starts anew.
         plan: epochs, batch, rate, seed.
         shape: sizes of a language model.
     """
@@ -50,6 +52,7 @@ class Recipe:
     slots: int = 64
     unroll: int = 3
     draft_vocabulary: int = 8192
+    start: str | None = None
     plan: Plan = field(default_factory=Plan)
     shape: train_lm.LmShape = field(default_factory=train_lm.LmShape)
 
@@ -119,6 +122,8 @@ def _check(recipe: Recipe, target: Any, tokenizer: Any, prompts: Any) -> None:
     """What would only fail after hours of answers."""
     if recipe.kind not in KINDS:
         raise InputError(f"unknown kind of draft {recipe.kind!r}; known: {', '.join(KINDS)}")
+    if recipe.start is not None and recipe.kind != "head":
+        raise InputError("only a head can be gone on from; leave --start away for a language model")
     if tokenizer is None:
         raise InputError("the target's folder has no tokenizer, which its prompts need; save one beside it")
     if prompts is None and recipe.answers > POOL:
@@ -152,7 +157,10 @@ def _head_data(target: Any, name: str, texts: list[Any], recipe: Recipe) -> trai
     learnt = [t for t in texts if not held_out(t)]
     if not learnt:
         raise InputError("there are no answers to learn from; ask for more with --answers")
-    head = train_head.new_head(target, name, learnt, recipe.draft_vocabulary, recipe.plan.seed)
+    if recipe.start is not None:
+        head = load_head(recipe.start, target).train().requires_grad_(True)
+    else:
+        head = train_head.new_head(target, name, learnt, recipe.draft_vocabulary, recipe.plan.seed)
     return train_head.HeadData(head, texts)
 
 
@@ -189,7 +197,9 @@ def _train_lm(target: Any, name: str, texts: list[Any], out: Path, recipe: Recip
 
 def _about(recipe: Recipe, name: str) -> dict[str, Any]:
     kept = {"kind": recipe.kind, "target": name, "vocabulary": recipe.draft_vocabulary}
-    return kept | ({"unroll": recipe.unroll} if recipe.kind == "head" else {"shape": str(recipe.shape)})
+    if recipe.kind == "head":
+        return kept | {"unroll": recipe.unroll, "start": recipe.start}
+    return kept | {"shape": str(recipe.shape)}
 
 
 def card(report: dict[str, Any]) -> str:

@@ -18,26 +18,34 @@ from treespec.cache import TreeCache
 from treespec.drafters.base import DraftRequest
 from treespec.drafters.cached import CachedDrafter
 from treespec.drafters.growth import Growth
-from treespec.head import FeatureHead
+from treespec.head import EPS, FeatureHead
 from treespec.model import Output, Session
+from treespec.native import LayerWeights, NativeLayers, NativeProduct, kernel
 from treespec.packed import Packed, can_pack, pack_linears
 from treespec.proposals import Proposals, propose
 
 
 class HeadForward:
-    """A head as a session sees it: a twin that shares its weights, with packed products where that is possible."""
+    """A head as a session sees it: through the C kernel where there is one, else a twin that shares its weights, with
+    packed products where that is possible.
+    """
 
     def __init__(self, head: FeatureHead) -> None:
-        shared = {id(t): t for t in (*head.parameters(), *head.buffers())}
-        self.head: FeatureHead = copy.deepcopy(head, shared)
         self.token_of = head.token_of.cpu()
         self.kinds = ["full"]
         self.window: int | None = None
         self.dtype, self.device = head.output.dtype, head.output.device
-        self.logits: Any = head.logits
+        self._layer: Any
+        self._logits: Any = head.logits
+        if native_head(head):
+            self._layer = _NativeHead(head)
+            self._logits = self._layer.logits
+            return
+        shared = {id(t): t for t in (*head.parameters(), *head.buffers())}
+        self._layer = copy.deepcopy(head, shared)
         if can_pack(head.output):
-            pack_linears(self.head)
-            self.logits = Packed(head.output)
+            pack_linears(self._layer)
+            self._logits = Packed(head.output)
 
     @classmethod
     def of(cls, head: FeatureHead) -> HeadForward:
@@ -59,9 +67,46 @@ class HeadForward:
     ) -> Output:
         """One forward; the hidden states are the guessed features, always returned."""
         assert features is not None
-        out = self.head(ids, features[None], positions, mask, cache)[0]
+        out = self._layer(ids, features[None], positions, mask, cache)[0]
         rows = {"all": out, "last": out[-1:]}.get(logits)
-        return Output(None if rows is None else self.logits(rows), out)
+        return Output(None if rows is None else self._logits(rows), out)
+
+
+def native_head(head: FeatureHead) -> bool:
+    """Whether the C kernel can compute this head."""
+    config = head.config
+    return (
+        head.output.device.type == "cpu"
+        and config.head_dim % 8 == config.intermediate_size % 8 == 0
+        and kernel() is not None
+    )
+
+
+class _NativeHead:
+    """:meth:`FeatureHead.forward` through the C kernel."""
+
+    def __init__(self, head: FeatureHead) -> None:
+        config = head.config
+        self._pair, self._rotary = head.pair, head.rotary
+        self._mix = NativeProduct(head.mix.weight)
+        self.logits = NativeProduct(head.output.bfloat16())  # a guess may be rounded, and half the bytes are read
+        gate, up = head.gate_up.weight.chunk(2)
+        weights = LayerWeights(
+            norm1=head.norm1.weight,
+            norm2=head.norm2.weight,
+            qkv=(torch.cat([head.q.weight, head.kv.weight]), None),
+            out=(head.out.weight, None),
+            gate=(gate, None),
+            up=(up, None),
+            down=(head.down.weight, None),
+        )
+        sizes = (config.heads, config.kv_heads, config.head_dim)
+        self._layers = NativeLayers([weights], *sizes, EPS, config.head_dim**-0.5, None)
+
+    def __call__(self, ids: Tensor, features: Tensor, positions: Tensor, mask: Any, cache: Any) -> Tensor:
+        x = self._mix(self._pair(ids, features))
+        cos, sin = self._rotary(positions)
+        return self._layers.run(x[0], cos[0, :, 0], sin[0, :, 0], mask, cache)[None]
 
 
 _MADE: WeakKeyDictionary[FeatureHead, HeadForward] = WeakKeyDictionary()
