@@ -33,11 +33,33 @@ def test_keep_is_an_exact_gather(base, size, data):
     assert cache.length == base + len(slots) == cache.get_seq_length()
 
 
+@pytest.mark.parametrize("unlike", ["none", "heads", "dtype", "values", "grown", "cast"])
+def test_layers_that_are_not_alike_keep_their_own_rows(unlike):
+    """Layers share one buffer while they are alike; whatever breaks that, each keeps its own path."""
+    cache = TreeCache(["full"] * 3, capacity=64)
+    for i in range(3):
+        keys = rows(5, heads=3 if i == 1 and unlike == "heads" else 2)
+        values = rows(5, 50, dim=8) if i == 1 and unlike == "values" else rows(5, 50)
+        cache.update(keys.half() if i == 1 and unlike == "dtype" else keys, values, i)
+    shared = cache._shelf._buffer is not None
+    assert shared == (unlike in ("none", "grown", "cast"))
+    if unlike == "grown":
+        cache.update(rows(70, 5), rows(70, 55), 1)
+        cache.layers[1].length = 5
+    if unlike == "cast":
+        cache.layers[2].claim(0, rows(0).double(), rows(0).double())
+    cache.keep(1, [1, 3])
+    for layer in cache.layers:
+        assert numbers(layer) == [0, 2, 4]
+        assert layer.values[0, 0, :, 0].tolist() == [50, 52, 54]
+
+
 def test_growing_keeps_what_was_there():
-    cache = TreeCache(["full"], capacity=4)
+    cache = TreeCache(["full"] * 2, capacity=4)
     for start in range(0, 300, 50):
-        cache.update(rows(50, start), rows(50, start), 0)
-    assert numbers(cache.layers[0]) == list(range(300))
+        for i in range(2):
+            cache.update(rows(50, start), rows(50, start), i)
+    assert numbers(cache.layers[0]) == numbers(cache.layers[1]) == list(range(300))
 
 
 def test_rows_in_place_are_not_moved():

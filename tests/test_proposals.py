@@ -7,7 +7,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from treespec import proposals
 from treespec.proposals import BLOCK, propose, top_k
+
+
+@pytest.fixture(scope="module", params=["C kernel", "torch"], autouse=True)
+def way(request):
+    """Everything here holds both ways."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(proposals, "kernel", lambda: None)
+        elif proposals.kernel() is None:
+            pytest.skip("no C compiler here")
+        yield
 
 
 @given(st.integers(1, 5), st.integers(2, 30), st.integers(1, 12), st.integers(0, 2**20))

@@ -18,14 +18,57 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 GROWTH = 64  # rows; buffers are sized in steps of this many
 
 
+class Shelf:
+    """One buffer for the keys and values of layers that are alike: a path is then kept with one gather.
+
+    Args:
+        count: layers that share it.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count, self._taken = count, 0
+        self._buffer: Tensor | None = None  # [layers, 2, 1, heads, capacity, dim]
+
+    def take(self, keys: Tensor, values: Tensor, capacity: int) -> tuple[Tensor, Tensor] | None:
+        """The next layer's two buffers, or None if it is not like the first."""
+        shape = (self._count, 2, *keys.shape[:2], capacity, keys.shape[-1])
+        if self._taken == 0 and self._count:
+            self._buffer = _empty(shape, keys)
+        buffer = self._buffer
+        alike = buffer is not None and buffer.shape == shape and values.shape == keys.shape
+        if not alike or buffer is None or (buffer.dtype, buffer.device) != (keys.dtype, keys.device):
+            self.leave()
+            return None
+        self._taken += 1
+        return buffer[self._taken - 1, 0], buffer[self._taken - 1, 1]
+
+    def leave(self) -> None:
+        """A layer has buffers of its own from now on: nothing is shared any more."""
+        self._buffer, self._count = None, 0
+
+    def move(self, rows: Tensor, to: slice) -> bool:
+        """Move rows of all layers; False if they do not all lie here."""
+        if self._buffer is None or self._taken < self._count:
+            return False
+        self._buffer[..., to, :] = self._buffer.index_select(-2, rows)
+        return True
+
+
+def _empty(shape: Sequence[int], like: Tensor) -> Tensor:
+    # a buffer born in inference mode could not be written outside it, in a later turn
+    with torch.inference_mode(False):
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+
 class TreeLayer(CacheLayerMixin):
     """One layer's keys and values ``[1, heads, capacity, dim]``, of which the first ``length`` rows are in use."""
 
     is_compileable = False
     is_croppable = True
 
-    def __init__(self, capacity: int, is_sliding: bool = False) -> None:
+    def __init__(self, capacity: int, is_sliding: bool = False, shelf: Shelf | None = None) -> None:
         self.capacity = capacity
+        self._shelf = shelf or Shelf(1)
         self.is_sliding = is_sliding
         self.is_initialized = False
         self.length = 0
@@ -44,14 +87,14 @@ class TreeLayer(CacheLayerMixin):
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate on the layer's own device, when its first keys show which that is."""
-        self._keys, self._values = self._allocate(key_states), self._allocate(value_states)
+        shared = self._shelf.take(key_states, value_states, self.capacity)
+        self._keys, self._values = shared or self._own(key_states, value_states)
         self.is_initialized = True
 
-    def _allocate(self, like: Tensor) -> Tensor:
-        batch, heads, _, dim = like.shape
-        # a buffer born in inference mode could not be written outside it, in a later turn
-        with torch.inference_mode(False):
-            return torch.empty(batch, heads, self.capacity, dim, dtype=like.dtype, device=like.device)
+    def _own(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        self._shelf.leave()
+        shapes = [(*like.shape[:2], self.capacity, like.shape[-1]) for like in (keys, values)]
+        return _empty(shapes[0], keys), _empty(shapes[1], values)
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Write ``n`` new rows behind the used ones and return views of all used rows."""
@@ -78,6 +121,7 @@ class TreeLayer(CacheLayerMixin):
             self._grow(end)
         assert self._keys is not None and self._values is not None
         if self._keys.dtype != keys_like.dtype:
+            self._shelf.leave()
             self._keys, self._values = self._keys.to(keys_like.dtype), self._values.to(values_like.dtype)
         self.length = end
         return self._keys, self._values
@@ -86,17 +130,22 @@ class TreeLayer(CacheLayerMixin):
         assert self._keys is not None and self._values is not None
         old_keys, old_values, used = self._keys, self._values, self.length
         self.capacity = _round_up(max(rows, self.capacity + self.capacity // 2))
-        self.lazy_initialization(old_keys, old_values)
+        self._keys, self._values = self._own(old_keys, old_values)
         self._keys[:, :, :used] = old_keys[:, :, :used]
         self._values[:, :, :used] = old_values[:, :, :used]
 
-    def keep(self, base: int, rows: Tensor | None, moved: int, length: int) -> None:
-        """Move ``rows`` (absolute, on this layer's device) to ``base + moved``, then cut to ``length`` rows."""
-        if rows is not None and self._keys is not None and self._values is not None:
-            to = slice(base + moved, base + moved + rows.numel())
-            self._keys[:, :, to] = self._keys.index_select(2, rows)
-            self._values[:, :, to] = self._values.index_select(2, rows)
-        self.length = length
+    @property
+    def device(self) -> torch.device:
+        """Where an initialised layer lies."""
+        assert self._keys is not None
+        return self._keys.device
+
+    def move(self, rows: Tensor, to: int) -> None:
+        """Move ``rows`` (absolute, on this layer's device) to ``to`` and on."""
+        assert self._keys is not None and self._values is not None
+        place = slice(to, to + rows.numel())
+        self._keys[:, :, place] = self._keys.index_select(2, rows)
+        self._values[:, :, place] = self._values.index_select(2, rows)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last ``-tokens_to_remove`` rows (transformers' sign convention).
@@ -144,7 +193,8 @@ class TreeCache(Cache):
 
     def __init__(self, kinds: Sequence[str], capacity: int = GROWTH) -> None:
         rows = _round_up(max(capacity, 1))
-        super().__init__(layers=[TreeLayer(rows, kind == "sliding") for kind in kinds])
+        self._shelf = Shelf(len(kinds))
+        super().__init__(layers=[TreeLayer(rows, kind == "sliding", self._shelf) for kind in kinds])
 
     @property
     def length(self) -> int:
@@ -159,20 +209,24 @@ class TreeCache(Cache):
     def keep(self, base: int, slots: Sequence[int]) -> None:
         """Of the rows behind ``base`` keep those at ``slots`` (ascending, relative to ``base``), in that order.
 
-        Rows that already stand where they belong are not touched; the others move by one gather per layer, on the
-        layer's own device.
+        Rows that already stand where they belong are not touched; the others move by one gather, or by one per layer
+        where layers differ in shape or device.
         """
         moved = next((i for i, slot in enumerate(slots) if slot != i), len(slots))
         length = base + len(slots)
-        index: dict[torch.device, Tensor] = {}
+        if moved < len(slots) and self.layers[0].is_initialized:
+            self._move([base + slot for slot in slots[moved:]], base + moved)
         for layer in self.layers:
-            rows = None
-            if moved < len(slots) and layer.is_initialized:
-                device = layer._keys.device
-                if device not in index:
-                    index[device] = torch.tensor([base + s for s in slots[moved:]], device=device)
-                rows = index[device]
-            layer.keep(base, rows, moved, length)
+            layer.length = length
+
+    def _move(self, rows: list[int], to: int) -> None:
+        index = {self.layers[0].device: torch.tensor(rows, device=self.layers[0].device)}
+        if self._shelf.move(index[self.layers[0].device], slice(to, to + len(rows))):
+            return
+        for layer in self.layers:
+            if layer.device not in index:
+                index[layer.device] = torch.tensor(rows, device=layer.device)
+            layer.move(index[layer.device], to)
 
     def truncate(self, length: int) -> None:
         """Forget every row from ``length`` on."""

@@ -19,6 +19,7 @@ typedef int32_t i8 __attribute__((vector_size(32), aligned(4), may_alias));
 typedef uint32_t u8 __attribute__((vector_size(32), aligned(4), may_alias));
 
 #define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16") // so that arrays of sums become registers
 #define ROWS 6  // rows x 2 vectors of sums fill the registers of AVX2
 #define LANES 7 // vectors of queries that attention works on at once
 #define PHASES 8
@@ -100,7 +101,7 @@ INLINE void tile(const float *x, const Product *p, const char *panel, const char
     for (int r = 0; r < R; r++) a[r] = b[r] = (v8){0};
     for (int64_t k = 0; k < in; k += 8, ahead += fetch) {
         const int64_t end = in - k < 8 ? in : k + 8;
-        for (int64_t at = 0; at < fetch; at += 64) __builtin_prefetch(ahead + at, 0, 2);
+        for (int64_t at = 0; at < fetch; at += 64) __builtin_prefetch(ahead + at, 0, 3);
         if (p->half) {
             for (int64_t i = k; i < end; i++) {
                 u8 both = *(const u8 *)(panel + i * step);
@@ -230,41 +231,41 @@ INLINE void attend(const Forward *f, const Attention *a, int64_t layer, int64_t 
         for (int64_t d = 0; d < dim; d++) a->queries[d * N * 8 + i] = from[d] * f->scale;
     }
     v8 top[LANES];
-    for (int n = 0; n < N; n++) top[n] = (v8){0} + HIDDEN_FROM_ALL;
+    UNROLL for (int n = 0; n < N; n++) top[n] = (v8){0} + HIDDEN_FROM_ALL;
     for (int64_t j = 0; j < seen; j += K) {
         v8 sum[14];
         const float *key[8];
-        for (int k = 0; k < K; k++) {
+        UNROLL for (int k = 0; k < K; k++) {
             key[k] = keys + (j + k < seen ? j + k : seen - 1) * dim;
-            for (int n = 0; n < N; n++) sum[k * N + n] = (v8){0};
+            UNROLL for (int n = 0; n < N; n++) sum[k * N + n] = (v8){0};
         }
         for (int64_t d = 0; d < dim; d++)
-            for (int k = 0; k < K; k++)
-                for (int n = 0; n < N; n++) sum[k * N + n] += q[d * N + n] * key[k][d];
+            UNROLL for (int k = 0; k < K; k++)
+                UNROLL for (int n = 0; n < N; n++) sum[k * N + n] += q[d * N + n] * key[k][d];
         for (int k = 0; k < K && j + k < seen; k++) {
             float *row = a->scores + (j + k) * N * 8;
-            for (int n = 0; n < N; n++) s[(j + k) * N + n] = sum[k * N + n];
+            UNROLL for (int n = 0; n < N; n++) s[(j + k) * N + n] = sum[k * N + n];
             if (j + k >= a->free)
                 for (int64_t i = 0; i < lanes; i++) {
                     int64_t r = (lane + i) / group;
                     if (f->mask) row[i] += f->mask[r * all + j + k];
                     else if (j + k > f->past + r) row[i] = HIDDEN_FROM_ALL;
                 }
-            for (int n = 0; n < N; n++) top[n] = larger(top[n], s[(j + k) * N + n]);
+            UNROLL for (int n = 0; n < N; n++) top[n] = larger(top[n], s[(j + k) * N + n]);
         }
     }
     v8 total[LANES];
-    for (int n = 0; n < N; n++) total[n] = (v8){0};
+    UNROLL for (int n = 0; n < N; n++) total[n] = (v8){0};
     for (int64_t j = 0; j < seen; j++)
-        for (int n = 0; n < N; n++) total[n] += s[j * N + n] = exp8(s[j * N + n] - top[n]);
+        UNROLL for (int n = 0; n < N; n++) total[n] += s[j * N + n] = exp8(s[j * N + n] - top[n]);
     for (int64_t d = 0; d < dim; d += K) {
         v8 sum[14];
-        for (int i = 0; i < K * N; i++) sum[i] = (v8){0};
+        UNROLL for (int i = 0; i < K * N; i++) sum[i] = (v8){0};
         for (int64_t j = 0; j < seen; j++)
-            for (int k = 0; k < K; k++)
-                for (int n = 0; n < N; n++) sum[k * N + n] += s[j * N + n] * values[j * dim + d + k];
-        for (int n = 0; n < N; n++)
-            for (int k = 0; k < K; k++) q[(d + k) * N + n] = sum[k * N + n] / total[n];
+            UNROLL for (int k = 0; k < K; k++)
+                UNROLL for (int n = 0; n < N; n++) sum[k * N + n] += s[j * N + n] * values[j * dim + d + k];
+        UNROLL for (int n = 0; n < N; n++)
+            UNROLL for (int k = 0; k < K; k++) q[(d + k) * N + n] = sum[k * N + n] / total[n];
     }
     for (int64_t i = 0; i < lanes; i++) {
         float *to = out + (lane + i) / group * f->heads * dim + (kv * group + (lane + i) % group) * dim;
@@ -367,4 +368,63 @@ void treespec_product(const Product *p, const float *x, int64_t rows, float *out
     atomic_long next = 0;
 #pragma omp parallel num_threads((int)threads)
     product(p, x, rows, out, add ? ADD : STORE, omp_get_num_threads(), &next);
+}
+
+INLINE int64_t insert(float *best, int64_t *at, int64_t count, int64_t k, float value, int64_t index) {
+    int64_t i = count < k ? count : k - 1;
+    for (; i > 0 && best[i - 1] < value; i--) best[i] = best[i - 1], at[i] = at[i - 1];
+    best[i] = value, at[i] = index; // behind its equals: the lower index comes first
+    return count < k ? count + 1 : k;
+}
+
+static void best_of(const float *x, int64_t size, int64_t k, float *best, int64_t *at) {
+    int64_t count = 0, i = 0;
+    for (; i < k; i++) count = insert(best, at, count, k, x[i], i);
+    for (; i + 8 <= size; i += 8) {
+        i8 more = (i8)(*(const v8 *)(x + i) > (v8){0} + best[k - 1]);
+        int any = 0;
+        for (int j = 0; j < 8; j++) any |= more[j];
+        if (any)
+            for (int64_t j = i; j < i + 8; j++)
+                if (x[j] > best[k - 1]) insert(best, at, k, k, x[j], j);
+    }
+    for (; i < size; i++)
+        if (x[i] > best[k - 1]) insert(best, at, k, k, x[i], i);
+}
+
+// Of every row of logits [rows, size]: the k <= size largest, best first (token, logp [rows, k]), and the entropy in nats
+// [rows]. A row that is -inf throughout, or holds NaN or inf, has no children and infinite entropy.
+void treespec_propose(const float *logits, int64_t rows, int64_t size, int64_t k, int64_t *token, float *logp, float *entropy,
+                      int64_t threads) {
+#pragma omp parallel for num_threads((int)threads) if (rows * size > 100000)
+    for (int64_t r = 0; r < rows; r++) {
+        const float *x = logits + r * size;
+        float *best = logp + r * k;
+        best_of(x, size, k, best, token + r * k);
+        float top = best[0];
+        v8 sums = {0}, spreads = {0};
+        i8 odd = {0};
+        int64_t i = 0;
+        for (; i + 8 <= size; i += 8) {
+            v8 here = *(const v8 *)(x + i), below = larger(here - top, (v8){0} - 80.0f), share = exp8(below);
+            odd |= (i8)(here != here);
+            sums += share;
+            spreads += share * below;
+        }
+        double sum = 0, spread = 0;
+        int broken = !(top > -INFINITY && top < INFINITY);
+        for (int j = 0; j < 8; j++) sum += sums[j], spread += spreads[j], broken |= odd[j];
+        for (; i < size; i++) {
+            float below = fmaxf(x[i] - top, -80.0f), share = expf(below);
+            sum += share, spread += share * below, broken |= x[i] != x[i];
+        }
+        if (broken) {
+            for (i = 0; i < k; i++) best[i] = -INFINITY;
+            entropy[r] = INFINITY;
+            continue;
+        }
+        float log_sum = (float)log(sum);
+        for (i = 0; i < k; i++) best[i] -= top + log_sum;
+        entropy[r] = fmaxf(log_sum - (float)(spread / sum), 0.0f);
+    }
 }

@@ -64,7 +64,8 @@ def kernel() -> Any:
         library = ctypes.CDLL(str(_built()))
         library.treespec_forward.argtypes = (POINTER(_Forward),)
         library.treespec_product.argtypes = (POINTER(_Product), c_void_p, c_int64, c_void_p, c_int64, c_int64)
-        library.treespec_product.restype = None
+        library.treespec_propose.argtypes = (c_void_p, *[c_int64] * 3, *[c_void_p] * 3, c_int64)
+        library.treespec_product.restype = library.treespec_propose.restype = None
     except (OSError, subprocess.SubprocessError, AttributeError):
         return None
     return library
@@ -95,6 +96,21 @@ def _processor() -> str:
     except OSError:
         return platform.machine() + platform.processor()
     return "".join(next((line for line in lines if line.startswith(key)), "") for key in ("flags", "Features"))
+
+
+def native_propose(logits: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens and log-probabilities ``[F, k]`` of the largest of float32 ``[F, V]``; entropies ``[F]`` in nats.
+
+    Equal scores come in the order of their ids; a row with NaN or inf, or nothing finite, has no children and infinite
+    entropy.
+    """
+    logits = logits.contiguous()
+    rows, size = logits.shape
+    token, logp = torch.empty(rows, k, dtype=torch.long), torch.empty(rows, k)
+    entropy, threads = torch.empty(rows), torch.get_num_threads()
+    pointers = (token.data_ptr(), logp.data_ptr(), entropy.data_ptr())
+    kernel().treespec_propose(logits.data_ptr(), rows, size, k, *pointers, threads)
+    return token, logp, entropy
 
 
 class NativeProduct:

@@ -1,8 +1,9 @@
 """From draft logits to what a policy needs: the first K children of each node, and the node's entropy in bits.
 
 This is the pruning decision's inner loop: one log-softmax, one entropy and one top-k over ``[nodes, vocabulary]``.
-On a CPU it goes some rows at a time, so that the scratch buffers are reused instead of faulted in, and the top-k is
-found through block maxima, because a partial sort of 128,256 scores would cost more than everything else together.
+On a CPU the C kernel does it in two passes over a row. Without it, it goes some rows at a time, so that the scratch
+buffers are reused instead of faulted in, and the top-k is found through block maxima, because a partial sort of 128,256
+scores would cost more than everything else together.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from treespec.native import kernel, native_propose
 
 BLOCK = 256  # scores per block in the top-k
 CHUNK = 1 << 20  # float32 scores per chunk on a CPU: 4 MB, measured best of 2^15 to 2^24
@@ -42,6 +45,9 @@ def propose(logits: Tensor, k: int, noise: Tensor | None = None) -> Proposals:
         infinite entropy: a draft that breaks proposes nothing.
     """
     k = min(k, logits.shape[-1])
+    if noise is None and logits.device.type == "cpu" and k and kernel() is not None:
+        token, logp, nats = native_propose(logits.float(), k)
+        return Proposals(token, logp, nats / math.log(2))
     rows = max(1, CHUNK // logits.shape[-1]) if logits.device.type == "cpu" else logits.shape[0]
     parts = [_propose(part.float(), k, noise) for part in logits.split(rows)]
     token, logp, entropy = (torch.cat(columns) for columns in zip(*parts))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,8 +55,7 @@ class Growth:
             pool=self._pool(),
         )
         decision = policy.decide(frontier)
-        chosen = torch.nonzero(decision.reason[0] != Reason.NOT_PROPOSED)
-        grow_on = self._append(nodes, proposals, decision.reason[0], decision.expand[0], frontier, chosen)
+        grow_on = self._append(nodes, proposals, decision.reason[0], decision.expand[0], frontier)
         self.prune_seconds += perf_counter() - start
         return grow_on
 
@@ -64,19 +64,24 @@ class Growth:
         return torch.tensor([kept], dtype=torch.float32)
 
     def _append(
-        self, nodes: list[int], proposals: Proposals, reason: Tensor, expand: Tensor, frontier: Frontier, chosen: Tensor
+        self, nodes: list[int], proposals: Proposals, reason: Tensor, expand: Tensor, frontier: Frontier
     ) -> list[int]:
-        first = len(self.token)
-        rows, ranks = chosen.unbind(1)
-        self.token += proposals.token[rows, ranks].tolist()
-        self.parent += [nodes[r] for r in rows.tolist()]
-        self.depth += [frontier.depth + 1] * len(rows)
-        self._logp += proposals.logp[rows, ranks].tolist()
-        self._log_path += frontier.child_log_path()[0, rows, ranks].tolist()
-        self._rank += ranks.tolist()
-        self._reason += reason[rows, ranks].tolist()
-        self._entropy += [float("nan")] * len(rows)
-        return [first + i for i, more in enumerate(expand[rows, ranks].tolist()) if more]
+        chosen = torch.nonzero(reason.flatten() != Reason.NOT_PROPOSED).flatten()
+
+        def picked(table: Tensor) -> list[Any]:
+            return table.flatten().index_select(0, chosen).tolist()
+
+        first, width = len(self.token), reason.shape[1]
+        at = chosen.tolist()
+        self.token += picked(proposals.token)
+        self.parent += [nodes[i // width] for i in at]
+        self.depth += [frontier.depth + 1] * len(at)
+        self._logp += picked(proposals.logp)
+        self._log_path += picked(frontier.child_log_path()[0])
+        self._rank += [i % width for i in at]
+        self._reason += picked(reason)
+        self._entropy += [float("nan")] * len(at)
+        return [first + i for i, more in enumerate(picked(expand)) if more]
 
     def finish(self, policy: Policy) -> TokenTree:
         """The tree with the policy's last word: what is over the budget is marked so."""

@@ -87,7 +87,8 @@ class _NativeHead:
 
     def __init__(self, head: FeatureHead) -> None:
         config = head.config
-        self._pair, self._rotary = head.pair, head.rotary
+        self._head = head
+        self._turns: tuple[Tensor, Tensor] | None = None  # cosines and sines of the positions so far, by position
         self._mix = NativeProduct(head.mix.weight)
         self.logits = NativeProduct(head.output.bfloat16())  # a guess may be rounded, and half the bytes are read
         gate, up = head.gate_up.weight.chunk(2)
@@ -104,9 +105,13 @@ class _NativeHead:
         self._layers = NativeLayers([weights], *sizes, EPS, config.head_dim**-0.5, None)
 
     def __call__(self, ids: Tensor, features: Tensor, positions: Tensor, mask: Any, cache: Any) -> Tensor:
-        x = self._mix(self._pair(ids, features))
-        cos, sin = self._rotary(positions)
-        return self._layers.run(x[0], cos[0, :, 0], sin[0, :, 0], mask, cache)[None]
+        x = self._mix(self._head.pair(ids, features))
+        most = int(positions.max())
+        if self._turns is None or most >= len(self._turns[0]):
+            cos, sin = self._head.rotary(torch.arange(2 * most + 64))
+            self._turns = cos[:, 0], sin[:, 0]
+        cos, sin = (table[positions[0]] for table in self._turns)
+        return self._layers.run(x[0], cos, sin, mask, cache)[None]
 
 
 _MADE: WeakKeyDictionary[FeatureHead, HeadForward] = WeakKeyDictionary()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from treespec.drafters.head import HeadDrafter
 from treespec.drafters.ngram import NgramTable, discounted
 from treespec.errors import InputError
 from treespec.head import FeatureHead
-from treespec.proposals import Proposals, propose, top_k
+from treespec.proposals import Proposals, propose
 
 # mass that a context of 2, 3, … tokens takes off each count: the longer the match, the more it is trusted
 DISCOUNTS = (0.8, 0.65, 0.5, 0.4, 0.3)
@@ -59,10 +60,46 @@ class MixDrafter(HeadDrafter):
 
     def _propose(self, logits: Tensor, growth: Growth, nodes: list[int], noise: Tensor | None) -> Proposals:
         found = [self._seen(growth, node) for node in nodes]
-        if self._request.shape is None and noise is None and not any(seen for seen, _ in found):
+        if not any(seen for seen, _ in found):
             return super()._propose(logits, growth, nodes, noise)
+        if self._request.shape is None and noise is None:
+            return self._mixed(logits, found)
+        mixed, ids = self._dense(logits, found)
+        if self._request.shape is not None:
+            dense = mixed.new_full((len(nodes), self._request.vocabulary), -torch.inf)
+            dense[:, ids.to(mixed.device)] = mixed
+            return propose(self._shaped(dense, growth, nodes), self._width, noise)
+        chosen = propose(mixed, self._width, None if noise is None else noise.cpu()[ids])
+        return Proposals(ids[chosen.token], chosen.logp, chosen.entropy)
+
+    def _mixed(self, logits: Tensor, found: list[tuple[dict[int, float], float]]) -> Proposals:
+        """Children and entropies of the mixture, from the head's and the few tokens found: no second softmax."""
+        head = propose(logits, self._width)
+        out = Proposals(self.forward.token_of[head.token], head.logp, head.entropy)
+        for row, (seen, share) in enumerate(found):
+            if not seen:
+                continue
+            log_total = float(logits[row, head.token[row, 0]]) - float(head.logp[row, 0])
+            columns = [self._column[token] for token in seen if token in self._column]
+            guessed = dict(zip(columns, (logits[row, columns].float() - log_total).exp().tolist()))
+            chance = dict(zip(out.token[row].tolist(), (head.logp[row].exp() * share).tolist()))
+            # the head's part alone: -sum r p log r p = r H - r log r; then each found token's term is put right
+            nats = share * float(head.entropy[row]) * math.log(2) - share * math.log(share)
+            for token, p in seen.items():
+                own = share * guessed.get(self._column.get(token, -1), 0.0)
+                chance[token] = own + p
+                nats += (own * math.log(own) if own > 0 else 0.0) - (own + p) * math.log(own + p)
+            best = sorted(chance.items(), key=itemgetter(1), reverse=True)[: head.token.shape[1]]
+            out.token[row] = torch.tensor([token for token, _ in best])
+            out.logp[row] = torch.tensor([p for _, p in best]).log().clamp(max=0.0)
+            out.entropy[row] = max(nats, 0.0) / math.log(2)
+        return out
+
+    def _dense(self, logits: Tensor, found: list[tuple[dict[int, float], float]]) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the mixture ``[F, C]`` and the ids of its columns: the draft vocabulary, then the tokens
+        outside it that were found.
+        """
         rest = torch.tensor([share for _, share in found], device=logits.device)
-        # columns: the draft vocabulary, then the tokens outside it that were found
         outside = sorted({token for seen, _ in found for token in seen if token not in self._column})
         extra = {token: len(self._column) + i for i, token in enumerate(outside)}
         ids = torch.cat([self.forward.token_of, torch.tensor(outside, dtype=torch.long)])
@@ -70,15 +107,7 @@ class MixDrafter(HeadDrafter):
         rows = [i for i, (seen, _) in enumerate(found) for _ in seen]
         at = [extra[token] if token in extra else self._column[token] for seen, _ in found for token in seen]
         mixed[rows, at] += torch.tensor([p for seen, _ in found for p in seen.values()], device=logits.device)
-        if self._request.shape is None and noise is None:
-            return _best(mixed, ids, self._width)
-        mixed = mixed.clamp_(min=TINY).log_()
-        if self._request.shape is not None:
-            dense = mixed.new_full((len(nodes), self._request.vocabulary), -torch.inf)
-            dense[:, ids.to(mixed.device)] = mixed
-            return propose(self._shaped(dense, growth, nodes), self._width, noise)
-        chosen = propose(mixed, self._width, None if noise is None else noise.cpu()[ids])
-        return Proposals(ids[chosen.token], chosen.logp, chosen.entropy)
+        return mixed.clamp_(min=TINY).log_(), ids
 
     def _seen(self, growth: Growth, node: int) -> tuple[dict[int, float], float]:
         """``{token: probability}`` after the node's last tokens in the text so far, and the mass left to the head."""
@@ -87,11 +116,3 @@ class MixDrafter(HeadDrafter):
         seen, share = discounted(context, self._table.counts.get, lambda n: self.discounts[n - 2], shortest=2)
         # a prompt may hold ids that the target's head does not have
         return {token: p for token, p in seen.items() if token < self._request.vocabulary}, share
-
-
-def _best(probability: Tensor, ids: Tensor, k: int) -> Proposals:
-    """Children and entropies from probabilities ``[F, C]`` of the tokens ``ids`` ``[C]``: no second softmax."""
-    at = top_k(probability, min(k, probability.shape[-1]))
-    logp = probability.gather(-1, at).log().clamp(max=0.0)
-    entropy = torch.special.entr(probability).sum(-1) / math.log(2)
-    return Proposals(ids[at.cpu()], logp.cpu(), entropy.cpu())

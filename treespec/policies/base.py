@@ -128,10 +128,9 @@ def present_children(frontier: Frontier, width: Tensor | int) -> Tensor:
 
 def reasons(proposed: Tensor, **why: Tensor) -> Tensor:
     """A reason tensor: KEPT where proposed, then each named reason (later ones win) where its mask holds."""
-    out = torch.full_like(proposed, Reason.NOT_PROPOSED, dtype=torch.uint8)
-    out[proposed] = Reason.KEPT
+    out = torch.full_like(proposed, Reason.NOT_PROPOSED, dtype=torch.uint8).masked_fill_(proposed, Reason.KEPT)
     for name, mask in why.items():
-        out[mask] = Reason[name.upper()]
+        out.masked_fill_(mask, Reason[name.upper()])
     return out
 
 
