@@ -11,7 +11,7 @@ ROOT := $(shell test "$$(id -u)" = 0 && echo --allow-root)
 # save. Measurements do not set this (docs/LOG.md).
 lab: export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help lab demo test fast lint site model chromium clean
+.PHONY: help lab demo test fast lint site model chromium compiler clean
 
 help:
 	@echo "make lab    environment, model, and JupyterLab open on the start notebook"
@@ -43,7 +43,13 @@ chromium:
 	  && apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } \
 	  || echo "no chromium: browser tests will be skipped"
 
-test: model chromium
+# A C compiler builds the CPU kernel at first use; without one its tests are skipped, visibly, and decoding is slower.
+compiler:
+	@command -v cc >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+	  && apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq gcc libc6-dev >/dev/null; } \
+	  || echo "no C compiler: the CPU kernel's tests will be skipped"
+
+test: model chromium compiler
 	@$(BIN)/python -m pytest
 
 fast: $(VENV)/.ready

@@ -152,7 +152,7 @@ static void finish(const Product *p, int mode, int64_t panel, float *out, v8 low
 // this thread's share of out (+)= x @ W.T; next is shared by all threads
 static void product(const Product *p, const float *x, int64_t rows, float *out, int mode, int threads, atomic_long *next) {
     int64_t panels = (p->out + 15) / 16, stride = mode == GATED ? p->out / 2 : p->out;
-    int64_t bytes = p->in * (p->half ? 32 : 64), share = panels / (threads * 8);
+    int64_t bytes = p->in * (p->half ? 32 : 64), share = panels / (threads * 16);
     int64_t blocks = (rows + ROWS - 1) / ROWS;
     int64_t fetch = (bytes / p->in * 8 / blocks + 63) / 64 * 64; // shared by the blocks of rows
     if (share < 1) share = 1;
