@@ -12,7 +12,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from treespec.policies.base import Frontier, Policy
+from treespec.policies.base import Decision, Frontier, Policy
 from treespec.proposals import Proposals
 from treespec.tree import Reason, TokenTree
 
@@ -30,6 +30,9 @@ class Growth:
         self.prune_seconds = 0.0
         self._logp, self._log_path, self._rank, self._reason = [0.0], [0.0], [0], [int(Reason.KEPT)]
         self._entropy = [float("nan")]
+        self._score = [0.0]  # what the policy ranks by
+        self._ranks: list[tuple[int, ...]] = [()]  # sibling ranks from the root
+        self._drawn: list[int] = []  # nodes expanded per level
 
     def path_tokens(self, node: int) -> list[int]:
         """Tokens from the root (excluded) to ``node``."""
@@ -45,38 +48,46 @@ class Growth:
         for node, bits in zip(nodes, proposals.entropy.tolist()):
             self._entropy[node] = bits
         log_path = torch.tensor([[self._log_path[i] for i in nodes]], dtype=torch.float32)
+        self._drawn.append(len(nodes))
         frontier = Frontier(
             depth=self.depth[nodes[0]],
             log_path=log_path,
             entropy=proposals.entropy[None],
             child_logp=proposals.logp[None],
             alive=torch.ones_like(log_path, dtype=torch.bool),
+            score=torch.tensor([[self._score[i] for i in nodes]], dtype=torch.float32),
             pool=self._pool(),
+            ranks=torch.tensor([[self._ranks[i] for i in nodes]], dtype=torch.long),
+            drawn=torch.tensor([self._drawn]),
         )
         decision = policy.decide(frontier)
         chosen = torch.nonzero(decision.reason[0] != Reason.NOT_PROPOSED)
-        grow_on = self._append(nodes, proposals, decision.reason[0], decision.expand[0], frontier, chosen)
+        grow_on = self._append(nodes, proposals, decision, frontier, chosen)
         self.prune_seconds += perf_counter() - start
         return grow_on
 
     def _pool(self) -> Tensor:
-        kept = [p for p, why in zip(self._log_path[1:], self._reason[1:]) if why == Reason.KEPT]
+        kept = [p for p, why in zip(self._score[1:], self._reason[1:]) if why == Reason.KEPT]
         return torch.tensor([kept], dtype=torch.float32)
 
     def _append(
-        self, nodes: list[int], proposals: Proposals, reason: Tensor, expand: Tensor, frontier: Frontier, chosen: Tensor
+        self, nodes: list[int], proposals: Proposals, decision: Decision, frontier: Frontier, chosen: Tensor
     ) -> list[int]:
         first = len(self.token)
         rows, ranks = chosen.unbind(1)
+        log_path = frontier.child_log_path()
+        score = log_path if decision.score is None else decision.score
         self.token += proposals.token[rows, ranks].tolist()
         self.parent += [nodes[r] for r in rows.tolist()]
         self.depth += [frontier.depth + 1] * len(rows)
         self._logp += proposals.logp[rows, ranks].tolist()
-        self._log_path += frontier.child_log_path()[0, rows, ranks].tolist()
+        self._log_path += log_path[0, rows, ranks].tolist()
+        self._score += score[0, rows, ranks].tolist()
         self._rank += ranks.tolist()
-        self._reason += reason[rows, ranks].tolist()
+        self._ranks += [(*self._ranks[nodes[r]], k) for r, k in chosen.tolist()]
+        self._reason += decision.reason[0, rows, ranks].tolist()
         self._entropy += [float("nan")] * len(rows)
-        return [first + i for i, more in enumerate(expand[rows, ranks].tolist()) if more]
+        return [first + i for i, more in enumerate(decision.expand[0, rows, ranks].tolist()) if more]
 
     def finish(self, policy: Policy) -> TokenTree:
         """The tree with the policy's last word: what is over the budget is marked so."""
@@ -92,7 +103,7 @@ class Growth:
             reason=torch.tensor(self._reason, dtype=torch.uint8),
         )
         kept = tree.reason == Reason.KEPT
-        stays = policy.trim(tree.log_path[None], kept[None])[0]
+        stays = policy.trim(torch.tensor([self._score]), kept[None], torch.tensor([self._drawn]))[0]
         tree.reason[kept & ~stays] = Reason.OVER_BUDGET
         self.prune_seconds += perf_counter() - start
         return tree
