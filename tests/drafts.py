@@ -16,8 +16,14 @@ class Draft:
     def __init__(self, seed, vocabulary=7, sharpness=2.0, step=0.5):
         self.seed, self.vocabulary, self.sharpness, self.step = seed, vocabulary, sharpness, step
         self.asked = []
+        self._known = {}
 
     def logits(self, path):
+        if tuple(path) not in self._known:
+            self._known[tuple(path)] = self._fresh(path)
+        return self._known[tuple(path)]
+
+    def _fresh(self, path):
         generator = torch.Generator().manual_seed(hash((self.seed, *path)) % 2**31)
         flat = torch.rand(1, generator=generator)  # some nodes sure, some lost
         x = self.sharpness * 2 * flat * torch.randn(self.vocabulary, generator=generator)
@@ -27,7 +33,6 @@ class Draft:
         self.asked.append(len(nodes))
         rows = torch.stack([self.logits(growth.path_tokens(i)) for i in nodes])
         return propose(rows, self.width)
-
 
     def children(self, path, k):
         """``[(token, log-probability)]`` of the first k children, in float32 as the engine has them."""

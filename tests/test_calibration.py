@@ -88,7 +88,9 @@ def test_depths_have_their_own_temperature_while_they_have_the_data():
     assert len(found.temperatures) == len(found.hit_rates) == 2, "the third depth is too thin"
     assert found.temperatures[0] < 1.3 < found.temperatures[1]
     logp, bits = torch.tensor([-1.0]), torch.tensor([1.0])
-    assert torch.equal(found.apply(7, logp, bits), found.apply(2, logp, bits)) and found.hit_rate(9) == found.hit_rates[1]
+    assert (
+        torch.equal(found.apply(7, logp, bits), found.apply(2, logp, bits)) and found.hit_rate(9) == found.hit_rates[1]
+    )
 
 
 def test_tempering_edges():
@@ -104,11 +106,17 @@ def test_reliability_adds_up():
     seen = drawn(1.0, 500)
     for by in ("depth", "rank", "entropy"):
         groups = reliability(seen, by)
-        assert sum(int(g.count.sum()) for k, g in groups.items() if k != "all") == len(seen) == groups["all"].count.sum()
+        assert (
+            sum(int(g.count.sum()) for k, g in groups.items() if k != "all") == len(seen) == groups["all"].count.sum()
+        )
     assert set(reliability(seen, "rank")) == {"all", *"012345"} and "1-2.5" in reliability(seen, "entropy")
-    half = Outcomes(*(torch.tensor(c) for c in ([1, 1], [0, 0], [math.log(0.75)] * 2, [1.0, 1.0], [True, False], [0, 1])))
+    half = Outcomes(
+        *(torch.tensor(c) for c in ([1, 1], [0, 0], [math.log(0.75)] * 2, [1.0, 1.0], [True, False], [0, 1]))
+    )
     one = reliability(half)["all"]
-    assert one.error == pytest.approx(0.25) and one.count[7] == 2 and one.observed[7] == 0.5 and np.isnan(one.observed[0])
+    assert (
+        one.error == pytest.approx(0.25) and one.count[7] == 2 and one.observed[7] == 0.5 and np.isnan(one.observed[0])
+    )
     with pytest.raises(InputError, match="depth, rank or entropy"):
         reliability(seen, "token")
 

@@ -1,6 +1,7 @@
 """Cost curves: interpolation, monotone whatever was measured, extrapolation said aloud, files with clear errors."""
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -28,7 +29,7 @@ def test_beyond_the_points_it_goes_on_and_says_so():
 def test_more_nodes_never_cost_less(seconds):
     curve = CostCurve(tuple(range(1, 2 * len(seconds), 2)), tuple(seconds))
     got = [curve.verify(n) for n in range(1, 30)]
-    assert all(a <= b + 1e-12 for a, b in zip(got, got[1:]))
+    assert all(a <= b + 1e-12 for a, b in pairwise(got))
     assert sum(curve.verify_seconds) == pytest.approx(sum(seconds)), "a regression, not an envelope"
 
 

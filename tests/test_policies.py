@@ -30,7 +30,6 @@ from treespec.policies.base import over_budget, top_nodes
 from treespec.policies.price import HIGH, LOW
 from treespec.tree import Reason, TreeBatch
 
-
 seeds = st.integers(0, 10_000)
 
 
@@ -147,7 +146,9 @@ def test_a_batch_decides_as_its_members_do(policy, seed):
             want, own = policy.decide(alone), alone.alive.shape[1]
             assert torch.equal(together.reason[b, :own], want.reason[0])
             assert torch.equal(together.expand[b, :own], want.expand[0])
-            assert bool((together.reason[b, own:] == Reason.NOT_PROPOSED).all()) and not bool(together.expand[b, own:].any())
+            assert bool((together.reason[b, own:] == Reason.NOT_PROPOSED).all()) and not bool(
+                together.expand[b, own:].any()
+            )
 
 
 @given(every, seeds)

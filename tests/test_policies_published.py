@@ -150,7 +150,9 @@ def test_the_largest_of_a_level_ties_in_float16(scores, count):
 
 
 def test_every_row_has_its_own_count():
-    got = largest(torch.tensor([[3.0, 1.0, 2.0]] * 3), torch.ones(3, 3, dtype=torch.bool), torch.tensor([[0], [1], [2]]))
+    got = largest(
+        torch.tensor([[3.0, 1.0, 2.0]] * 3), torch.ones(3, 3, dtype=torch.bool), torch.tensor([[0], [1], [2]])
+    )
     assert got.tolist() == [[False] * 3, [True, False, False], [True, False, True]]
 
 

@@ -58,7 +58,7 @@ class Growth:
             score=torch.tensor([[self._score[i] for i in nodes]], dtype=torch.float32),
             pool=self._pool(),
             ranks=torch.tensor([[self._ranks[i] for i in nodes]], dtype=torch.long),
-            drawn=torch.tensor([self._drawn]),
+            drawn=torch.tensor([self._drawn], dtype=torch.long),
         )
         decision = policy.decide(frontier)
         chosen = torch.nonzero(decision.reason[0] != Reason.NOT_PROPOSED)
@@ -103,7 +103,7 @@ class Growth:
             reason=torch.tensor(self._reason, dtype=torch.uint8),
         )
         kept = tree.reason == Reason.KEPT
-        stays = policy.trim(torch.tensor([self._score]), kept[None], torch.tensor([self._drawn]))[0]
+        stays = policy.trim(torch.tensor([self._score]), kept[None], torch.tensor([self._drawn], dtype=torch.long))[0]
         tree.reason[kept & ~stays] = Reason.OVER_BUDGET
         self.prune_seconds += perf_counter() - start
         return tree

@@ -130,14 +130,15 @@ class Policy(abc.ABC):
     def spec(self) -> str:
         """The form that the command line takes, e.g. ``dynamic:tau=0.05,budget=32``; defaults are left out."""
         changed = [
-            f"{f.name}={_show(getattr(self, f.name))}"
+            f"{f.name}={shown(getattr(self, f.name))}"
             for f in dataclasses.fields(self)
             if f.init and getattr(self, f.name) != f.default
         ]
         return self.name + (":" + ",".join(changed) if changed else "")
 
 
-def _show(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A parameter's value as the command line takes it."""
     return "/".join(str(v) for v in value) if isinstance(value, tuple) else str(value)
 
 

@@ -69,10 +69,9 @@ class Throughput(Policy):
     width: int = 16
     rate: float | str = 0.0
     spread: float = 0.0
-    _verify: Tensor = field(
-        init=False, repr=False, compare=False
-    )  # [budget + 1] seconds with n candidates, overhead in
-    _draft: Tensor = field(init=False, repr=False, compare=False)  # [budget + 1] seconds of a forward over w nodes
+    # [budget + 1] seconds of a step without its draft, by candidates; [budget + 1] seconds of a draft forward, by nodes
+    _verify: Tensor = field(init=False, repr=False, compare=False)
+    _draft: Tensor = field(init=False, repr=False, compare=False)
     _map: Calibration = field(init=False, repr=False, compare=False)
     _levels: int = field(init=False, repr=False, compare=False)
     _seen: NodePrice = field(default_factory=NodePrice, init=False, repr=False, compare=False)
@@ -93,7 +92,7 @@ class Throughput(Policy):
         sizes = range(self.budget + 1)
         verify = [cost.verify(1 + n) + cost.overhead for n in sizes]
         object.__setattr__(self, "_verify", torch.tensor(verify, dtype=torch.float64))
-        draft = [cost.draft(w) if w else 0.0 for w in sizes]
+        draft = [cost.draft(w) if w else 0.0 for w in sizes]  # a batch's tree that has stopped expands nothing
         object.__setattr__(self, "_draft", torch.tensor(draft, dtype=torch.float64))
         object.__setattr__(self, "_map", Calibration.load(plain) if isinstance(plain, str) else plain)
         object.__setattr__(self, "_levels", self.max_depth if self._can_pay() else 0)
@@ -114,30 +113,28 @@ class Throughput(Policy):
         return self._levels
 
     @property
-    def second(self) -> float:
+    def current_rate(self) -> float:
         """Tokens that a second is worth; 0 where every step maximises its own ratio."""
-        if isinstance(self.rate, str):
-            return self._seen.rate
-        return float(self.rate)
+        return self._seen.rate if isinstance(self.rate, str) else float(self.rate)
 
     def _worth(self, tokens: Tensor, seconds: Tensor) -> Tensor:
         """What a step is to maximise."""
-        return tokens - self.second * seconds if self.second > 0 else tokens / seconds
+        return tokens - self.current_rate * seconds if self.current_rate > 0 else tokens / seconds
 
     def _best(self, score: Tensor, drafting: Tensor) -> tuple[Tensor, Tensor]:
         """The best prefix of the most probable nodes.
 
         Args:
-            score: ``[B, N]`` log of P^ in any order, -inf where none.
-            drafting: ``[B]`` seconds of the draft forwards.
+            score: ``[..., N]`` log of P^ in any order, -inf where none.
+            drafting: ``[...]`` seconds of the draft forwards.
 
         Returns:
-            ``[B]`` worth, and ``[B]`` number of candidates; of equals the smallest.
+            ``[...]`` worth, and ``[...]`` number of candidates; of equals the smallest.
         """
         most = min(self.budget, score.shape[-1])
         best = score.double().topk(most, dim=-1).values.exp()
-        tokens = torch.nn.functional.pad(1 + best.cumsum(-1), (1, 0), value=1.0)  # [B, most + 1]
-        worth = self._worth(tokens, drafting[:, None] + self._verify[: most + 1].to(score.device))
+        tokens = torch.nn.functional.pad(1 + best.cumsum(-1), (1, 0), value=1.0)  # [..., most + 1]
+        worth = self._worth(tokens, drafting[..., None] + self._verify[: most + 1].to(score.device))
         found = worth.max(-1)
         return found.values, found.indices
 
@@ -161,30 +158,32 @@ class Throughput(Policy):
         if frontier.depth + 1 >= self._levels:
             return torch.zeros_like(kept)
         drafting, draft = self._drafting(frontier.drawn), self._draft.to(score.device)
-        new = score.masked_fill(~kept, -torch.inf).flatten(1)
-        pool = torch.cat([frontier.pool, new], dim=-1)
-        level = new.topk(min(self.budget, new.shape[-1]), dim=-1).values  # [B, W], best first
-        expected = level + self._kept_share(frontier, score.masked_fill(~kept, -torch.inf))
-        worth, _ = self._best(pool, drafting)
-        count = (level > -torch.inf).sum(-1)
-        chosen, least = torch.zeros_like(count), torch.zeros_like(worth)
-        for w in sorted({min(4**i, level.shape[1]) for i in range(6)}):  # more steps find hardly better widths
-            paid = drafting + draft[count.clamp(max=w)]
-            both = torch.cat([pool, expected[:, :w]], dim=-1).sort(dim=-1, descending=True).values
-            value, size = self._best(both, paid)
-            # of equals the widest, if another level pays at all: it costs nothing, and one of them may surprise
-            better = (size > 0) & torch.where(chosen > 0, value >= worth, value > worth)
-            edge = both.gather(-1, (size - 1).clamp(min=0)[:, None])[:, 0]
-            worth = torch.where(better, value, worth)
-            chosen, least = torch.where(better, w, chosen), torch.where(better, edge.to(worth.dtype), least)
+        score = score.masked_fill(~kept, -torch.inf)
+        new = score.flatten(1)
+        pool = torch.cat([frontier.pool, new], dim=-1)  # [B, N]
+        level = new.topk(min(self.budget, new.shape[-1]), dim=-1).values  # [B, M], best first
+        expected = level + self._kept_share(frontier, score)
+        # W widths of the next forward; more of them find hardly better ones
+        width = torch.tensor(sorted({min(4**i, level.shape[1]) for i in range(6)}, reverse=True), device=score.device)
+        within = torch.arange(level.shape[1], device=score.device) < width[:, None]  # [W, M]
+        count = (level > -torch.inf).sum(-1, keepdim=True).minimum(width)  # [B, W]
+        shown = expected[:, None].masked_fill(~within, -torch.inf)
+        both = torch.cat([pool[:, None].expand(-1, len(width), -1), shown], dim=-1)  # [B, W, N + M]
+        worth, size = self._best(both, drafting[:, None] + draft[count])
+        # of equals the widest, which comes first: it costs nothing more, and one of its nodes may surprise
+        worth, at = worth.masked_fill(size == 0, -torch.inf).max(-1)
+        size, both = size.gather(-1, at[:, None]), both[torch.arange(len(at)), at]  # [B, 1], [B, N + M]
+        edge = both.sort(dim=-1, descending=True).values.gather(-1, (size - 1).clamp(min=0))
+        pays = (worth > self._best(pool, drafting)[0])[:, None]
         # a node that would not be verified has no children that would
-        going = largest(new, kept.flatten(1), chosen[:, None]) & (new >= least[:, None])
+        going = largest(new, kept.flatten(1), width[at][:, None]) & (new >= edge) & pays
         return going.view_as(kept)
 
     def _kept_share(self, frontier: Frontier, score: Tensor) -> Tensor:
         """``[B, 1]`` log of the share of the frontier's P^ that its best children kept."""
         above = frontier.score.masked_fill(~frontier.alive, -torch.inf).logsumexp(-1, keepdim=True)
-        return (score.amax(-1).logsumexp(-1, keepdim=True) - above).clamp(max=0.0)
+        share = (score.amax(-1).logsumexp(-1, keepdim=True) - above).clamp(max=0.0)
+        return share.nan_to_num(nan=-torch.inf, neginf=-torch.inf)  # a tree of the batch that has stopped
 
     def _drafting(self, drawn: Tensor) -> Tensor:
         """``[B]`` seconds of the draft forwards so far."""
