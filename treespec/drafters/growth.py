@@ -31,7 +31,7 @@ class Growth:
         self._logp, self._log_path, self._rank, self._reason = [0.0], [0.0], [0], [int(Reason.KEPT)]
         self._entropy = [float("nan")]
         self._score = [0.0]  # what the policy ranks by
-        self._ranks: list[tuple[int, ...]] = [()]  # sibling ranks from the root
+        self._ranks: dict[int, tuple[int, ...]] = {}  # of expanded nodes: sibling ranks from the root
         self._drawn: list[int] = []  # nodes expanded per level
 
     def path_tokens(self, node: int) -> list[int]:
@@ -49,6 +49,8 @@ class Growth:
             self._entropy[node] = bits
         log_path = torch.tensor([[self._log_path[i] for i in nodes]], dtype=torch.float32)
         self._drawn.append(len(nodes))
+        for node in nodes:
+            self._ranks[node] = (*self._ranks[self.parent[node]], self._rank[node]) if node else ()
         frontier = Frontier(
             depth=self.depth[nodes[0]],
             log_path=log_path,
@@ -84,7 +86,6 @@ class Growth:
         self._log_path += log_path[0, rows, ranks].tolist()
         self._score += score[0, rows, ranks].tolist()
         self._rank += ranks.tolist()
-        self._ranks += [(*self._ranks[nodes[r]], k) for r, k in chosen.tolist()]
         self._reason += decision.reason[0, rows, ranks].tolist()
         self._entropy += [float("nan")] * len(rows)
         return [first + i for i, more in enumerate(decision.expand[0, rows, ranks].tolist()) if more]
