@@ -57,7 +57,17 @@ def decide(logits: torch.Tensor, policy: DynamicTreePruner) -> None:
     got = propose(logits, policy.width)
     path = torch.zeros(1, len(logits)) - 1.0
     policy.decide(
-        Frontier(3, path, got.entropy[None], got.logp[None], torch.ones_like(path, dtype=torch.bool), path[:, :32])
+        Frontier(
+            depth=3,
+            log_path=path,
+            entropy=got.entropy[None],
+            child_logp=got.logp[None],
+            alive=torch.ones_like(path, dtype=torch.bool),
+            score=path,
+            pool=path[:, :32],
+            ranks=torch.zeros(*path.shape, 3, dtype=torch.long),
+            drawn=torch.ones(1, 4, dtype=torch.long),
+        )
     )
 
 

@@ -102,9 +102,21 @@ def test_policies_lists_names_parameters_and_sources(treespec):
     code, out, _ = treespec("policies")
     assert code == 0 and "tau=0.08" in out and "mid_widths=2/3" in out
     rows = json.loads(treespec("policies", "--json")[1])["policies"]
-    assert {r["name"] for r in rows} >= {"plain", "linear", "uniform", "threshold", "dynamic"} and all(
-        r["source"] for r in rows
-    )
+    names = [
+        "plain",
+        "linear",
+        "uniform",
+        "threshold",
+        "dynamic",
+        "specinfer",
+        "eagle2",
+        "opttree",
+        "sequoia",
+        "bestfirst",
+        "throughput",
+    ]
+    assert [r["name"] for r in rows] == names and all(name in out for name in names)
+    assert all(set(r) == {"name", "parameters", "source"} and r["source"] for r in rows)
 
 
 @pytest.mark.parametrize("arguments, words", [

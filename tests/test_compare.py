@@ -1,5 +1,7 @@
 """The comparison: interleaving, sums, ratios, intervals, and that a false text is seen."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -37,6 +39,13 @@ def test_rows_and_what_they_add_up_to():
     assert 3 < linear["nodes"] <= 4 and 5 < uniform["nodes"] <= 7
     assert all(lo <= r["speedup"] <= hi for r in result["rows"] for lo, hi in [r["speedup_ci"]])
     assert 1 <= linear["tokens_per_step"] <= 4
+
+
+def test_all_policies_run_and_give_the_same_text():
+    rows = compare(load_pair("toy", "model"), PROMPTS[:2], parse_policies("all"), max_new_tokens=16)["rows"]
+    assert len(rows) == 11 and rows[0]["policy"] == "plain" and all(r["lossless"] for r in rows)
+    assert all(r["nodes"] > 1.5 for r in rows if r["policy"] not in ("plain", "throughput")), "trees were drafted"
+    json.dumps(rows)  # a curve or a calibration among the parameters must not get in the way
 
 
 def test_sampling_stays_comparable():

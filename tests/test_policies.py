@@ -4,80 +4,31 @@ import math
 
 import pytest
 import torch
+from drafts import Draft, frontier, frontiers, grown, kept_paths, reference, stacked
 from hypothesis import given
 from hypothesis import strategies as st
 
-from treespec.drafters.growth import grow
 from treespec.errors import PolicyError
 from treespec.policies import (
     POLICIES,
     Autoregressive,
     BestFirst,
     DynamicTreePruner,
-    Frontier,
+    Eagle2,
     Linear,
     Observation,
+    OptTree,
+    Sequoia,
+    SpecInfer,
     Threshold,
+    Throughput,
     Uniform,
     parse_policies,
     parse_policy,
 )
 from treespec.policies.base import over_budget, top_nodes
 from treespec.policies.price import HIGH, LOW
-from treespec.proposals import propose
-from treespec.tree import Reason
-
-
-class Draft:
-    """A random draft: its distribution after a path depends on the path alone. Ties are common by construction."""
-
-    def __init__(self, seed, vocabulary=7, sharpness=2.0, step=0.5):
-        self.seed, self.vocabulary, self.sharpness, self.step = seed, vocabulary, sharpness, step
-        self.asked = []
-
-    def logits(self, path):
-        generator = torch.Generator().manual_seed(hash((self.seed, *path)) % 2**31)
-        flat = torch.rand(1, generator=generator)  # some nodes sure, some lost
-        x = self.sharpness * 2 * flat * torch.randn(self.vocabulary, generator=generator)
-        return (x / self.step).round() * self.step
-
-    def expand(self, growth, nodes):
-        self.asked.append(len(nodes))
-        rows = torch.stack([self.logits(growth.path_tokens(i)) for i in nodes])
-        return propose(rows, self.width)
-
-
-def grown(policy, draft, max_depth=99):
-    draft.width = policy.width
-    tree, _ = grow(policy, 0, max_depth, draft.expand)
-    return tree
-
-
-def kept_paths(tree):
-    kept, _ = tree.kept()
-    return {tuple(kept.token[kept.path(i)[1:]].tolist()) for i in range(1, len(kept))}
-
-
-def reference(draft, decide, budget=None, most=20):
-    """All paths that ``decide(depth, entropy, P_child, rank)`` lets live, then the most probable ``budget`` of them."""
-    alive, level = {}, {(): 0.0}
-    for depth in range(most):
-        below = {}
-        for path, log_path in level.items():
-            logp = draft.logits(path).log_softmax(-1)
-            bits = float(-(logp.exp() * logp).sum() / math.log(2))
-            order = propose(draft.logits(path)[None], draft.width).token[0].tolist()
-            for rank, token in enumerate(order):
-                if decide(depth, bits, log_path + float(logp[token]), rank):
-                    below[(*path, token)] = log_path + float(logp[token])
-        alive, level = {**alive, **below}, below
-    if budget is not None and len(alive) > budget:
-        ranked = sorted(alive.values(), reverse=True)
-        if ranked[budget - 1] - ranked[budget] < 1e-5:
-            return None  # a tie at the edge: which of the equals stays is checked elsewhere
-        alive = {path: p for path, p in alive.items() if p >= ranked[budget - 1] - 1e-9}
-    return set(alive)
-
+from treespec.tree import Reason, TreeBatch
 
 seeds = st.integers(0, 10_000)
 
@@ -171,7 +122,8 @@ def test_dynamic_by_level_uses_one_weighted_entropy(seed, tau, band):
 
 
 every = st.sampled_from([Uniform(3, 2), Linear(4), Threshold(0.02, 4, 5, 9), DynamicTreePruner(0.02, 1, 2.6, budget=7), BestFirst(9, 0.01, 5),
-                         DynamicTreePruner(0.01, 0.5, 2.7, scope="level", budget=12)])  # fmt: skip
+                         DynamicTreePruner(0.01, 0.5, 2.7, scope="level", budget=12), Linear(4, 0.4, 0.1, 0.3), SpecInfer((2, 1, 3)),
+                         Eagle2(9, 4, 3), OptTree(7, 0.2, 5), Sequoia(9, 4), Throughput(budget=9), Throughput(rate=8.0, spread=1.0)])  # fmt: skip
 
 
 @given(every, seeds)
@@ -187,25 +139,28 @@ def test_trees_are_ancestor_closed_ordered_and_repeatable(policy, seed):
 @given(every, seeds)
 def test_a_batch_decides_as_its_members_do(policy, seed):
     """The replay calls policies with many trees at once, padded; each must come out as if it were alone."""
-    several = [Draft(seed + i) for i in range(3)]
-    roots = [propose(d.logits(())[None], policy.width) for d in several]
-    one = torch.zeros(3, 1)
-    batch = Frontier(
-        depth=0,
-        log_path=torch.cat([one, one], 1),  # the second column is padding
-        entropy=torch.cat([torch.stack([r.entropy for r in roots]), one], 1),
-        child_logp=torch.stack([torch.cat([r.logp, r.logp]) for r in roots]),
-        alive=torch.tensor([[True, False]] * 3),
-        pool=torch.full((3, 0), -torch.inf),
-    )
-    together = policy.decide(batch)
-    assert bool((together.reason[:, 1] == Reason.NOT_PROPOSED).all()) and not bool(together.expand[:, 1].any())
-    for b, r in enumerate(roots):
-        alone = policy.decide(
-            Frontier(0, one[:1], r.entropy[None], r.logp[None], torch.ones(1, 1).bool(), torch.full((1, 0), -torch.inf))
-        )
-        assert torch.equal(together.reason[b, 0], alone.reason[0, 0])
-        assert torch.equal(together.expand[b, 0], alone.expand[0, 0])
+    several = [frontiers(policy, Draft(seed + i)) for i in range(3)]
+    for level in zip(*several):  # as deep as the shallowest goes
+        together = policy.decide(stacked(level))
+        for b, alone in enumerate(level):
+            want, own = policy.decide(alone), alone.alive.shape[1]
+            assert torch.equal(together.reason[b, :own], want.reason[0])
+            assert torch.equal(together.expand[b, :own], want.expand[0])
+            assert bool((together.reason[b, own:] == Reason.NOT_PROPOSED).all()) and not bool(
+                together.expand[b, own:].any()
+            )
+
+
+@given(every, seeds)
+def test_a_batch_is_trimmed_as_its_members_are(policy, seed):
+    trees = [grown(policy, Draft(seed + i)) for i in range(3)]
+    batch = TreeBatch.stack(trees)
+    proposed = batch.present & ((batch.reason == Reason.KEPT) | (batch.reason == Reason.OVER_BUDGET))
+    drawn = torch.ones(3, 4, dtype=torch.long)
+    together = policy.trim(batch.log_path, proposed, drawn)
+    for b, tree in enumerate(trees):
+        alone = policy.trim(tree.log_path[None], proposed[b : b + 1, : len(tree)], drawn[:1])
+        assert torch.equal(together[b, : len(tree)], alone[0]) and not bool(together[b, len(tree) :].any())
 
 
 def test_every_death_has_its_reason():
@@ -214,12 +169,7 @@ def test_every_death_has_its_reason():
 
     def decide(depth, entropy, probabilities):
         logp = torch.tensor([[probabilities]]).log()
-        alive = torch.ones(1, 1, dtype=torch.bool)
-        return (
-            policy.decide(Frontier(depth, torch.zeros(1, 1), torch.tensor([[entropy]]), logp, alive, torch.empty(1, 0)))
-            .reason[0, 0]
-            .tolist()
-        )
+        return policy.decide(frontier(depth, torch.tensor([[entropy]]), logp)).reason[0, 0].tolist()
 
     kept, tau, cap = Reason.KEPT, Reason.BELOW_TAU, Reason.ENTROPY_CAP
     assert decide(0, 0.5, [0.9, 0.05, 0.05]) == [kept, Reason.NOT_PROPOSED, Reason.NOT_PROPOSED]
@@ -258,17 +208,16 @@ def test_cutting_hopeless_nodes_early_changes_no_tree(seed, budget):
     saved = sum(draft.asked)
     free = Draft(seed, step=1e-3)
     whole = grown(Threshold(0.001, 3, 3, 8000), free)
-    keep = policy.trim(whole.log_path[None], (whole.reason == Reason.KEPT)[None])[0]
+    keep = policy.trim(whole.log_path[None], (whole.reason == Reason.KEPT)[None], torch.ones(1, 3))[0]
     assert kept_paths(early) == kept_paths(whole.select(torch.nonzero(keep).flatten()))
     assert saved <= sum(free.asked)
 
 
 def test_over_budget_counts_the_pool():
-    frontier = Frontier(1, torch.zeros(1, 1), torch.zeros(1, 1), torch.tensor([[[-1.0, -3.0]]]),
-                        torch.ones(1, 1).bool(), torch.tensor([[-0.5, -2.0]]))  # fmt: skip
-    path, kept = frontier.child_log_path(), torch.ones(1, 1, 2, dtype=torch.bool)
-    assert over_budget(frontier, path, kept, 2).tolist() == [[[False, True]]]
-    assert over_budget(frontier, path, kept, 4).tolist() == [[[False, False]]]
+    seen = frontier(1, torch.zeros(1, 1), torch.tensor([[[-1.0, -3.0]]]), pool=[[-0.5, -2.0]])
+    path, kept = seen.child_log_path(), torch.ones(1, 1, 2, dtype=torch.bool)
+    assert over_budget(seen, path, kept, 2).tolist() == [[[False, True]]]
+    assert over_budget(seen, path, kept, 4).tolist() == [[[False, False]]]
 
 
 def test_auto_tau_rises_with_the_price_of_a_node():

@@ -109,7 +109,7 @@ def compare(
         Path | None, typer.Option(help="JSON Lines with id, category, turns. Default: the repo's own.")
     ] = None,
     policies: Annotated[
-        str, typer.Option(help="Comma-separated; plain is always added.")
+        str, typer.Option(help="Comma-separated, or 'all'; plain is always added.")
     ] = "plain,linear,uniform,threshold,dynamic",
     rounds: Annotated[int, typer.Option(min=1, help="Repetitions of everything.")] = 1,
     limit: Annotated[int, typer.Option(min=0, help="Only that many prompts, spread over the file; 0 is all.")] = 0,
@@ -161,7 +161,10 @@ def compare(
 @app.command()
 def policies(as_json: Json = False) -> None:
     """List the policies with their parameters, defaults and sources."""
+    from rich.table import Table
+
     from treespec.policies import POLICIES
+    from treespec.policies.base import shown
 
     rows: list[dict[str, Any]] = [
         {"name": name, "parameters": cls().parameters(), "source": cls.source} for name, cls in POLICIES.items()
@@ -169,11 +172,10 @@ def policies(as_json: Json = False) -> None:
     if as_json:
         print(json.dumps({"policies": rows}))
         return
+    table = Table("policy", "parameters and defaults", "source")
     for row in rows:
-        defaults = ", ".join(
-            f"{k}={'/'.join(map(str, v)) if isinstance(v, tuple) else v}" for k, v in row["parameters"].items()
-        )
-        print(f"{row['name']:<10} {defaults or '(no parameters)'}\n{'':<10} {row['source']}")
+        table.add_row(row["name"], ", ".join(f"{k}={shown(v)}" for k, v in row["parameters"].items()), row["source"])
+    Console(width=160, markup=False).print(table)
 
 
 @app.command()

@@ -1,11 +1,14 @@
-"""Files that are there whole or not at all, and where what can be made again is kept."""
+"""Files that are there whole or not at all, JSON with one clear error, and where what can be made again is kept."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from treespec.errors import InputError
 
 
 def cache_dir() -> Path:
@@ -21,3 +24,20 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """The JSON object in a file.
+
+    Raises:
+        InputError: if the file cannot be read or holds anything else.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:  # not UTF-8, or not JSON
+        raise InputError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path} must hold one JSON object; got a {type(content).__name__}")
+    return content

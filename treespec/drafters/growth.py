@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from treespec.policies.base import Frontier, Policy
+from treespec.policies.base import Decision, Frontier, Policy
 from treespec.proposals import Proposals
 from treespec.tree import Reason, TokenTree
 
@@ -31,6 +31,9 @@ class Growth:
         self.prune_seconds = 0.0
         self._logp, self._log_path, self._rank, self._reason = [0.0], [0.0], [0], [int(Reason.KEPT)]
         self._entropy = [float("nan")]
+        self._score = [0.0]  # what the policy ranks by
+        self._ranks: dict[int, tuple[int, ...]] = {}  # of expanded nodes: sibling ranks from the root
+        self._drawn: list[int] = []  # nodes expanded per level
 
     def path_tokens(self, node: int) -> list[int]:
         """Tokens from the root (excluded) to ``node``."""
@@ -46,42 +49,47 @@ class Growth:
         for node, bits in zip(nodes, proposals.entropy.tolist()):
             self._entropy[node] = bits
         log_path = torch.tensor([[self._log_path[i] for i in nodes]], dtype=torch.float32)
+        self._drawn.append(len(nodes))
+        for node in nodes:
+            self._ranks[node] = (*self._ranks[self.parent[node]], self._rank[node]) if node else ()
         frontier = Frontier(
             depth=self.depth[nodes[0]],
             log_path=log_path,
             entropy=proposals.entropy[None],
             child_logp=proposals.logp[None],
             alive=torch.ones_like(log_path, dtype=torch.bool),
+            score=torch.tensor([[self._score[i] for i in nodes]], dtype=torch.float32),
             pool=self._pool(),
+            ranks=torch.tensor([[self._ranks[i] for i in nodes]], dtype=torch.long),
+            drawn=torch.tensor([self._drawn], dtype=torch.long),
         )
         decision = policy.decide(frontier)
-        grow_on = self._append(nodes, proposals, decision.reason[0], decision.expand[0], frontier)
+        grow_on = self._append(nodes, proposals, decision, frontier)
         self.prune_seconds += perf_counter() - start
         return grow_on
 
     def _pool(self) -> Tensor:
-        kept = [p for p, why in zip(self._log_path[1:], self._reason[1:]) if why == Reason.KEPT]
+        kept = [p for p, why in zip(self._score[1:], self._reason[1:]) if why == Reason.KEPT]
         return torch.tensor([kept], dtype=torch.float32)
 
-    def _append(
-        self, nodes: list[int], proposals: Proposals, reason: Tensor, expand: Tensor, frontier: Frontier
-    ) -> list[int]:
-        chosen = torch.nonzero(reason.flatten() != Reason.NOT_PROPOSED).flatten()
+    def _append(self, nodes: list[int], proposals: Proposals, decision: Decision, frontier: Frontier) -> list[int]:
+        chosen = torch.nonzero(decision.reason.flatten() != Reason.NOT_PROPOSED).flatten()
 
         def picked(table: Tensor) -> list[Any]:
             return table.flatten().index_select(0, chosen).tolist()
 
-        first, width = len(self.token), reason.shape[1]
-        at = chosen.tolist()
+        first, width = len(self.token), decision.reason.shape[-1]
+        at, log_path = chosen.tolist(), picked(frontier.child_log_path())
         self.token += picked(proposals.token)
         self.parent += [nodes[i // width] for i in at]
         self.depth += [frontier.depth + 1] * len(at)
         self._logp += picked(proposals.logp)
-        self._log_path += picked(frontier.child_log_path()[0])
+        self._log_path += log_path
+        self._score += log_path if decision.score is None else picked(decision.score)
         self._rank += [i % width for i in at]
-        self._reason += picked(reason)
+        self._reason += picked(decision.reason)
         self._entropy += [float("nan")] * len(at)
-        return [first + i for i, more in enumerate(picked(expand)) if more]
+        return [first + i for i, more in enumerate(picked(decision.expand)) if more]
 
     def finish(self, policy: Policy) -> TokenTree:
         """The tree with the policy's last word: what is over the budget is marked so."""
@@ -97,7 +105,7 @@ class Growth:
             reason=torch.tensor(self._reason, dtype=torch.uint8),
         )
         kept = tree.reason == Reason.KEPT
-        stays = policy.trim(tree.log_path[None], kept[None])[0]
+        stays = policy.trim(torch.tensor([self._score]), kept[None], torch.tensor([self._drawn], dtype=torch.long))[0]
         tree.reason[kept & ~stays] = Reason.OVER_BUDGET
         self.prune_seconds += perf_counter() - start
         return tree

@@ -35,7 +35,10 @@ class Frontier:
         entropy: ``[B, F]`` float32, bits.
         child_logp: ``[B, F, K]`` float32 log-probabilities of the draft's first K children, -inf where none.
         alive: ``[B, F]`` bool; False marks padding.
-        pool: ``[B, N]`` float32 ``log_path`` of the candidates kept so far, -inf where none.
+        score: ``[B, F]`` float32, what the policy ranks these nodes by (:attr:`Decision.score`); 0 at the root.
+        pool: ``[B, N]`` float32 scores of the candidates kept so far, -inf where none.
+        ranks: ``[B, F, depth]`` int64, sibling ranks on the way from the root: a node's address in a static tree.
+        drawn: ``[B, depth + 1]`` int64, nodes expanded at each level so far, this one included: what was paid for.
     """
 
     depth: int
@@ -43,7 +46,10 @@ class Frontier:
     entropy: Tensor
     child_logp: Tensor
     alive: Tensor
+    score: Tensor
     pool: Tensor
+    ranks: Tensor
+    drawn: Tensor
 
     def child_log_path(self) -> Tensor:
         """``[B, F, K]`` log of the children's cumulative confidence, -inf where there is no child."""
@@ -53,10 +59,17 @@ class Frontier:
 
 @dataclass
 class Decision:
-    """A policy's answer: ``reason`` ``[B, F, K]`` uint8 per child, ``expand`` ``[B, F, K]`` bool."""
+    """A policy's answer for every child.
+
+    Args:
+        reason: ``[B, F, K]`` uint8 of :class:`treespec.tree.Reason`.
+        expand: ``[B, F, K]`` bool.
+        score: ``[B, F, K]`` float32, never above the parent's; None for the path log-probability.
+    """
 
     reason: Tensor
     expand: Tensor
+    score: Tensor | None = None
 
 
 @dataclass
@@ -92,8 +105,17 @@ class Policy(abc.ABC):
     def decide(self, frontier: Frontier) -> Decision:
         """Which children become nodes, and which of them grow on."""
 
-    def trim(self, log_path: Tensor, kept: Tensor) -> Tensor:
-        """``[B, N]`` bool: which of the ``kept`` nodes are verified. Default: all of them."""
+    def trim(self, score: Tensor, kept: Tensor, drawn: Tensor) -> Tensor:
+        """Which of the kept nodes are verified. Default: all of them.
+
+        Args:
+            score: ``[B, N]`` float32 per node, the root first.
+            kept: ``[B, N]`` bool.
+            drawn: ``[B, L]`` int64, nodes expanded at each level.
+
+        Returns:
+            ``[B, N]`` bool, a subset of ``kept``.
+        """
         return kept
 
     def after_step(self: P, seen: Observation) -> P:
@@ -101,22 +123,22 @@ class Policy(abc.ABC):
         return self
 
     def parameters(self) -> dict[str, Any]:
-        """The public parameters by name."""
-        return {
-            f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init and not f.name.startswith("_")
-        }
+        """The public parameters by name, as JSON knows them; a curve or a calibration goes by its name."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.init}
+        return {name: v if isinstance(v, (int, float, tuple)) else str(v) for name, v in values.items()}
 
     def spec(self) -> str:
         """The form that the command line takes, e.g. ``dynamic:tau=0.05,budget=32``; defaults are left out."""
         changed = [
-            f"{f.name}={_show(getattr(self, f.name))}"
+            f"{f.name}={shown(getattr(self, f.name))}"
             for f in dataclasses.fields(self)
             if f.init and getattr(self, f.name) != f.default
         ]
         return self.name + (":" + ",".join(changed) if changed else "")
 
 
-def _show(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A parameter's value as the command line takes it."""
     return "/".join(str(v) for v in value) if isinstance(value, tuple) else str(value)
 
 
@@ -134,18 +156,30 @@ def reasons(proposed: Tensor, **why: Tensor) -> Tensor:
     return out
 
 
-def top_nodes(log_path: Tensor, kept: Tensor, budget: int) -> Tensor:
-    """``[B, N]`` bool: the root and the ``budget`` kept nodes of largest path probability.
+def largest(score: Tensor, among: Tensor, count: Tensor | int) -> Tensor:
+    """``[B, N]`` bool: the ``count`` (an int, or ``[B, 1]``) entries of largest score in every row.
 
-    Ties go to the earlier, hence shallower, node; since ``log_path`` never grows down a path the result is
-    ancestor-closed. Scores are compared in float32 (see the module docstring of :mod:`treespec.tree`).
+    Ties go to the earlier entry. Scores are compared in float32 (see the module docstring of :mod:`treespec.tree`).
     """
-    if kept.shape[-1] - 1 <= budget:
+    order = score.float().masked_fill(~among, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
+    within = torch.arange(score.shape[-1], device=score.device) < count
+    return torch.zeros_like(among).scatter_(-1, order, within.expand_as(order)) & among
+
+
+def top_nodes(score: Tensor, kept: Tensor, budget: Tensor | int) -> Tensor:
+    """``[B, N]`` bool: the root and the ``budget`` (an int, or ``[B, 1]``) kept nodes of largest score.
+
+    Ties go to the earlier, hence shallower, node; since scores never grow down a path the result is ancestor-closed.
+    """
+    if isinstance(budget, int) and kept.shape[-1] - 1 <= budget:
         return kept
-    score = log_path.float().masked_fill(~kept, -torch.inf)
-    score[:, 0] = torch.inf  # the root is not a candidate and never leaves
-    order = torch.sort(score, dim=-1, descending=True, stable=True).indices[:, : budget + 1]
-    return torch.zeros_like(kept).scatter_(-1, order, True) & kept
+    score = score.float().index_fill(-1, torch.tensor([0], device=score.device), torch.inf)  # the root never leaves
+    return largest(score, kept, budget + 1)
+
+
+def top_children(path: Tensor, kept: Tensor, count: int) -> Tensor:
+    """``[B, F, K]`` bool: the ``count`` kept children of largest score in the level of each tree."""
+    return largest(path.flatten(1), kept.flatten(1), count).view_as(kept)
 
 
 def over_budget(frontier: Frontier, path: Tensor, kept: Tensor, budget: int) -> Tensor:

@@ -71,6 +71,6 @@ class BestFirst(Policy):
         worth = path >= (math.log(max(self.grow, self.floor)) if max(self.grow, self.floor) > 0 else -math.inf)
         return Decision(reasons(proposed, over_budget=over, below_tau=below), kept & worth)
 
-    def trim(self, log_path: Tensor, kept: Tensor) -> Tensor:
+    def trim(self, score: Tensor, kept: Tensor, drawn: Tensor) -> Tensor:
         """The ``budget`` nodes of largest path probability."""
-        return top_nodes(log_path, kept, self.budget)
+        return top_nodes(score, kept, self.budget)

@@ -131,9 +131,9 @@ class DynamicTreePruner(Policy):
         mean = (weight * bits).sum(-1, keepdim=True) / weight.sum(-1, keepdim=True).clamp(min=1e-30)
         return mean.expand_as(frontier.entropy)
 
-    def trim(self, log_path: Tensor, kept: Tensor) -> Tensor:
+    def trim(self, score: Tensor, kept: Tensor, drawn: Tensor) -> Tensor:
         """The ``budget`` nodes of largest path probability."""
-        return top_nodes(log_path, kept, self.budget)
+        return top_nodes(score, kept, self.budget)
 
     def after_step(self, seen: Observation) -> DynamicTreePruner:
         """With ``tau="auto"``: learn the price of a node from the step just measured."""

@@ -10,12 +10,31 @@ from treespec.errors import PolicyError
 from treespec.policies.base import Policy
 from treespec.policies.bestfirst import BestFirst
 from treespec.policies.dynamic import DynamicTreePruner
+from treespec.policies.eagle2 import Eagle2
+from treespec.policies.opttree import OptTree
+from treespec.policies.sequoia import Sequoia
+from treespec.policies.specinfer import SpecInfer
 from treespec.policies.static import Autoregressive, Linear, Uniform
 from treespec.policies.threshold import Threshold
+from treespec.policies.throughput import Throughput
 
 POLICIES: dict[str, type[Policy]] = {
-    cls.name: cls for cls in (Autoregressive, Linear, Uniform, Threshold, DynamicTreePruner, BestFirst)
+    cls.name: cls
+    for cls in (
+        Autoregressive,
+        Linear,
+        Uniform,
+        Threshold,
+        DynamicTreePruner,
+        SpecInfer,
+        Eagle2,
+        OptTree,
+        Sequoia,
+        BestFirst,
+        Throughput,
+    )
 }
+ALL = "all"
 
 
 def parse_policy(text: str) -> Policy:
@@ -42,7 +61,12 @@ def parse_policy(text: str) -> Policy:
 
 
 def parse_policies(text: str) -> list[Policy]:
-    """Policies from a comma-separated list in which ``key=value`` items belong to the policy before them."""
+    """Policies from a comma-separated list in which ``key=value`` items belong to the policy before them.
+
+    ``all`` stands for every policy with its defaults, plain decoding first.
+    """
+    if text.strip() == ALL:
+        return [cls() for cls in POLICIES.values()]
     parts: list[str] = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         if parts and "=" in item and ":" not in item:
@@ -63,7 +87,7 @@ def _value(text: str, where: str, default: Any) -> Any:
         if isinstance(default, float) and text != "auto":
             return float(text)
     except ValueError:
-        kind = {tuple: "two whole numbers such as 2/3", int: "a whole number"}.get(type(default), "a number")
+        kind = {tuple: "whole numbers such as 2/3", int: "a whole number"}.get(type(default), "a number")
         raise PolicyError(f"{where} must be {kind}; got {text!r}") from None
     return text
 

@@ -29,6 +29,11 @@ class NodePrice:
     nn: float = 0.0
     nt: float = 0.0
 
+    @property
+    def rate(self) -> float:
+        """Recent tokens per second; 0 before the first step."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
     def learn(self, seen: Observation) -> NodePrice:
         """The price after one more step."""
         n, t = float(seen.nodes), seen.verify_seconds
@@ -46,5 +51,5 @@ class NodePrice:
         if spread < 1e-9 or new.seconds <= 0:
             return new  # all trees were of one size: no slope can be seen yet
         slope = (new.nt - new.n * new.t / new.weight) / spread
-        price = min(max(slope * new.tokens / new.seconds, LOW), HIGH)
+        price = min(max(slope * new.rate, LOW), HIGH)
         return NodePrice(**{**new.__dict__, "tau": (1 - SMOOTH) * self.tau + SMOOTH * price})

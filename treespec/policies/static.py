@@ -1,12 +1,18 @@
-"""Trees whose shape does not depend on what the draft says: none, a chain, and the uniform tree."""
+"""The simplest trees: none, a chain (which may stop early), and the uniform tree."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+from torch import Tensor
+
 from treespec.errors import PolicyError
-from treespec.policies.base import MAX_NODES, Decision, Frontier, Policy, present_children, reasons, whole
+from treespec.policies.base import MAX_NODES, Decision, Frontier, Policy, number, present_children, reasons, whole
+
+SVIP_SCALE = 0.15  # the paper's c in sqrt(c * H), which estimates the total variation between draft and target
 
 
 @dataclass(frozen=True)
@@ -80,20 +86,35 @@ class Uniform(Policy):
 class Linear(Policy):
     """The draft's argmax chain of ``gamma`` tokens (Leviathan et al. 2023; the article's strategy A).
 
-    Cost per step: ``gamma`` draft forwards over one node, one target forward over gamma + 1 nodes.
+    The chain may end early. The token that gave the alarm is kept, it has been paid for; nothing is drafted after it.
+    So a token never decides about itself, and the policy stays predictable. Several stops may be on; the first ends.
+    Cost per step: at most ``gamma`` draft forwards over one node, one target forward over at most gamma + 1 nodes.
 
     Args:
-        gamma: tokens guessed per step.
+        gamma: most tokens guessed per step.
+        confidence: stop after a token whose own draft probability is below this (transformers'
+            ``assistant_confidence_threshold``, there 0.4); 0 is off.
+        cumulative: stop after a token whose path probability is below this; 0 is off.
+        svip: stop after a token drawn where sqrt(0.15 * H) exceeds this, H in nats (Zhang et al. 2024, there 0.3:
+            H > 0.6 nats or 0.87 bits); 0 is off.
     """
 
     name: ClassVar[str] = "linear"
-    source: ClassVar[str] = "Leviathan et al. 2023 (arXiv 2211.17192); the article, strategy A"
+    source: ClassVar[str] = (
+        "Leviathan et al. 2023 (arXiv 2211.17192); the article, strategy A; svip: Zhang et al. 2024 (arXiv 2411.18462)"
+    )
     predictable: ClassVar[bool] = True
 
     gamma: int = 5
+    confidence: float = 0.0
+    cumulative: float = 0.0
+    svip: float = 0.0
 
     def __post_init__(self) -> None:
         whole("gamma", self.gamma, 1, 256)
+        number("confidence", self.confidence, 0, 1)
+        number("cumulative", self.cumulative, 0, 1)
+        number("svip", self.svip, 0, 10)
 
     @property
     def levels(self) -> int:
@@ -106,6 +127,18 @@ class Linear(Policy):
         return 1
 
     def decide(self, frontier: Frontier) -> Decision:
-        """Take the first child."""
+        """Take the first child; go on from it unless a stop says no."""
         kept = present_children(frontier, 1)
-        return Decision(reasons(kept), kept)
+        return Decision(reasons(kept), kept & ~self._stop(frontier))
+
+    def _stop(self, frontier: Frontier) -> Tensor:
+        """``[B, F, K]`` bool: nothing is drafted after these children."""
+        stop = torch.zeros_like(frontier.child_logp, dtype=torch.bool)
+        if self.confidence > 0:
+            stop |= frontier.child_logp < math.log(self.confidence)
+        if self.cumulative > 0:
+            stop |= frontier.child_log_path() < math.log(self.cumulative)
+        if self.svip > 0:
+            uncertain = (SVIP_SCALE * math.log(2) * frontier.entropy).sqrt() > self.svip
+            stop |= uncertain[..., None]
+        return stop

@@ -62,6 +62,6 @@ class Threshold(Policy):
         over = over_budget(frontier, path, proposed & ~below, self.budget)
         return Decision(reasons(proposed, over_budget=over, below_tau=below), proposed & ~below & ~over)
 
-    def trim(self, log_path: Tensor, kept: Tensor) -> Tensor:
+    def trim(self, score: Tensor, kept: Tensor, drawn: Tensor) -> Tensor:
         """The ``budget`` nodes of largest path probability."""
-        return top_nodes(log_path, kept, self.budget)
+        return top_nodes(score, kept, self.budget)

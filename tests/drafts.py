@@ -1,0 +1,132 @@
+"""Random drafts whose every distribution is known, trees grown from them, and frontiers by hand."""
+
+import math
+
+import numpy as np
+import torch
+
+from treespec.drafters.growth import grow
+from treespec.policies import Frontier
+from treespec.proposals import propose
+
+
+class Draft:
+    """A random draft: its distribution after a path depends on the path alone. Ties are common by construction."""
+
+    def __init__(self, seed, vocabulary=7, sharpness=2.0, step=0.5):
+        self.seed, self.vocabulary, self.sharpness, self.step = seed, vocabulary, sharpness, step
+        self.asked = []
+        self._known = {}
+
+    def logits(self, path):
+        if tuple(path) not in self._known:
+            self._known[tuple(path)] = self._fresh(path)
+        return self._known[tuple(path)]
+
+    def _fresh(self, path):
+        generator = torch.Generator().manual_seed(hash((self.seed, *path)) % 2**31)
+        flat = torch.rand(1, generator=generator)  # some nodes sure, some lost
+        x = self.sharpness * 2 * flat * torch.randn(self.vocabulary, generator=generator)
+        return (x / self.step).round() * self.step
+
+    def expand(self, growth, nodes):
+        self.asked.append(len(nodes))
+        rows = torch.stack([self.logits(growth.path_tokens(i)) for i in nodes])
+        return propose(rows, self.width)
+
+    def children(self, path, k):
+        """``[(token, log-probability)]`` of the first k children, in float32 as the engine has them."""
+        got = propose(self.logits(path)[None], k)
+        return list(zip(got.token[0].tolist(), got.logp[0].numpy()))
+
+
+class Spy:
+    """A policy that remembers what it was shown."""
+
+    def __init__(self, policy):
+        self.policy, self.seen = policy, []
+
+    def __getattr__(self, name):
+        return getattr(self.policy, name)
+
+    def decide(self, frontier):
+        self.seen.append(frontier)
+        return self.policy.decide(frontier)
+
+
+def frontiers(policy, draft):
+    """Every frontier of one growing tree."""
+    spy = Spy(policy)
+    grown(spy, draft)
+    return spy.seen
+
+
+def stacked(level):
+    """Frontiers of one depth as a batch, padded with nodes that look alive but are not."""
+
+    def pad(name, value):
+        rows = [getattr(f, name)[0] for f in level]
+        most = max(len(r) for r in rows)
+        filled = [torch.cat([r, r.new_full((most - len(r), *r.shape[1:]), value)]) for r in rows]
+        return torch.stack(filled)
+
+    fill = dict(log_path=0.0, entropy=0.1, child_logp=-0.1, alive=False, score=0.0, pool=-torch.inf, ranks=0, drawn=0)
+    return Frontier(depth=level[0].depth, **{name: pad(name, value) for name, value in fill.items()})
+
+
+def best(scored, n):
+    """The n largest of ``[(path, score)]`` in their old order; of equals the first."""
+    chosen = sorted(range(len(scored)), key=lambda i: -scored[i][1])[:n]
+    return [scored[i] for i in sorted(chosen)]
+
+
+def below(draft, level, k):
+    """All children of a level's ``[(path, score)]``, scored by path probability in float32."""
+    return [((*path, t), np.float32(score + logp)) for path, score in level for t, logp in draft.children(path, k)]
+
+
+def grown(policy, draft, max_depth=99):
+    draft.width = policy.width
+    tree, _ = grow(policy, 0, max_depth, draft.expand)
+    return tree
+
+
+def kept_paths(tree):
+    kept, _ = tree.kept()
+    return {tuple(kept.token[kept.path(i)[1:]].tolist()) for i in range(1, len(kept))}
+
+
+def frontier(depth, entropy, child_logp, pool=((),)):
+    """The frontier of one node that is certain to be reached, and always the first child on its way."""
+    return Frontier(
+        depth=depth,
+        log_path=torch.zeros(1, 1),
+        entropy=entropy,
+        child_logp=child_logp,
+        alive=torch.ones(1, 1, dtype=torch.bool),
+        score=torch.zeros(1, 1),
+        pool=torch.tensor(pool),
+        ranks=torch.zeros(1, 1, depth, dtype=torch.long),
+        drawn=torch.ones(1, depth + 1, dtype=torch.long),
+    )
+
+
+def reference(draft, decide, budget=None, most=20):
+    """All paths that ``decide(depth, entropy, P_child, rank)`` lets live, then the most probable ``budget`` of them."""
+    alive, level = {}, {(): 0.0}
+    for depth in range(most):
+        below = {}
+        for path, log_path in level.items():
+            logp = draft.logits(path).log_softmax(-1)
+            bits = float(-(logp.exp() * logp).sum() / math.log(2))
+            order = propose(draft.logits(path)[None], draft.width).token[0].tolist()
+            for rank, token in enumerate(order):
+                if decide(depth, bits, log_path + float(logp[token]), rank):
+                    below[(*path, token)] = log_path + float(logp[token])
+        alive, level = {**alive, **below}, below
+    if budget is not None and len(alive) > budget:
+        ranked = sorted(alive.values(), reverse=True)
+        if ranked[budget - 1] - ranked[budget] < 1e-5:
+            return None  # a tie at the edge: which of the equals stays is checked elsewhere
+        alive = {path: p for path, p in alive.items() if p >= ranked[budget - 1] - 1e-9}
+    return set(alive)
