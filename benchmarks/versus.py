@@ -86,6 +86,8 @@ class Bench:
         return out + [by_treespec(pair.target, drafter, p, args.fast) for p in chosen.values()]
 
     def _peers(self, tell: Tell) -> list[Contestant]:
+        if self.args.no_peers:
+            return []
         draft, folder = self._peer_draft()
         measured = {p.turns[0] for p in self.chosen}
         rest = [p for p in read_prompts(mixed_prompts()) if p.turns[0] not in measured]
@@ -154,6 +156,7 @@ def parser() -> argparse.ArgumentParser:
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of every model (default: %(default)s)")
     add("--draft", default="mix", help="treespec's draft: head, mix, lm, ngram or a folder (default: %(default)s)")
     add("--peer-draft", default="", metavar="FOLDER", help="the peers' independent draft model (default: the shipped)")
+    add("--no-peers", action="store_true", help="treespec and plain transformers only")
     add("--fast", choices=("cpu", "off"), default="cpu", help="treespec's forward in its speculating rows")
     add("--policies", default="", help="more of them, e.g. bestfirst:budget=24,threshold:tau=0.05,budget=16")
     add("--tune-prompts", type=at_least(0), default=8, help="prompts to tune the peers on; 0 leaves their defaults")
