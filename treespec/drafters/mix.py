@@ -19,7 +19,7 @@ from treespec.drafters.head import HeadDrafter
 from treespec.drafters.ngram import NgramTable, discounted
 from treespec.errors import InputError
 from treespec.head import FeatureHead
-from treespec.proposals import Proposals, propose, top_k
+from treespec.proposals import Proposals, propose, top_k, whole
 
 # mass that a context of 2, 3, … tokens takes off each count: the longer the match, the more it is trusted
 DISCOUNTS = (0.8, 0.65, 0.5, 0.4, 0.3)
@@ -59,6 +59,7 @@ class MixDrafter(HeadDrafter):
 
     def _propose(self, logits: Tensor, growth: Growth, nodes: list[int], noise: Tensor | None) -> Proposals:
         found = [self._seen(growth, node) for node in nodes]
+        drawn = self._request.sampler is not None
         if self._request.shape is None and noise is None and not any(seen for seen, _ in found):
             return super()._propose(logits, growth, nodes, noise)
         rest = torch.tensor([share for _, share in found], device=logits.device)
@@ -70,13 +71,16 @@ class MixDrafter(HeadDrafter):
         rows = [i for i, (seen, _) in enumerate(found) for _ in seen]
         at = [extra[token] if token in extra else self._column[token] for seen, _ in found for token in seen]
         mixed[rows, at] += torch.tensor([p for seen, _ in found for p in seen.values()], device=logits.device)
-        if self._request.shape is None and noise is None:
+        if self._request.shape is None and noise is None and not drawn:
             return _best(mixed, ids, self._width)
         mixed = mixed.clamp_(min=TINY).log_()
         if self._request.shape is not None:
             dense = mixed.new_full((len(nodes), self._request.vocabulary), -torch.inf)
             dense[:, ids.to(mixed.device)] = mixed
-            return propose(self._shaped(dense, growth, nodes), self._width, noise)
+            dense = self._shaped(dense, growth, nodes)
+            return whole(dense) if drawn else propose(dense, self._width, noise)
+        if drawn:
+            return whole(mixed, ids)
         chosen = propose(mixed, self._width, None if noise is None else noise.cpu()[ids])
         return Proposals(ids[chosen.token], chosen.logp, chosen.entropy)
 
