@@ -44,10 +44,13 @@ class _Stop:
         """The first child was rejected: take out of p, q and alpha what it stood for."""
         assert self.q is not None
         token, _ = self.waiting.pop(0)
-        self.p, mass = residual(self.alpha * self.p, self.q)
+        rest, mass = residual(self.alpha * self.p, self.q)
         self.q[token] = 0.0
         self.q /= self.q.sum().clamp(min=TINY)
-        self.alpha = mass / (mass + 1 - self.alpha) if mass > 0 else 0.0
+        if mass > 0:
+            self.p, self.alpha = rest, mass / (mass + 1 - self.alpha)
+        elif self.alpha < 1:  # at alpha = 1 only rounding leaves nothing, where p = q: the root must stay certain
+            self.alpha = 0.0
 
 
 class Traversal(SampledRule):
