@@ -16,7 +16,7 @@ import treespec
 from treespec.chance import Draws
 from treespec.drafters import Drafted
 from treespec.errors import PolicyError
-from treespec.exactness import Replay, drawn_tree, emitted_law, outcomes, plain_law, total_variation
+from treespec.exactness import Replay, drawn_tree, emitted_law, outcomes, plain_law, step_law, total_variation
 from treespec.policies import BestFirst, DynamicTreePruner, Linear, Policy, Threshold, Uniform
 from treespec.policies.base import Decision, present_children, reasons, top_nodes
 from treespec.rejection import Hybrid, Rrs
@@ -124,14 +124,7 @@ def test_a_draft_that_is_the_target_is_always_accepted(cls):
     both_are = table(3, 7)
     assert drawn_bias(cls, TWINS, both_are, both_are, 2) < EXACT
     if cls is not Hybrid:  # whose first children are no sample
-        for _, tree in outcomes(drawn_tree(both(cls), TWINS, both_are, 2)):
-            p = paths(tree, both_are)
-            found = outcomes(lambda c: list(cls(c, c).walk(tree, lambda n: p[n].log(), 0)))
-            assert sum(w for w, walked in found if len(walked) == 3) == pytest.approx(1.0)
-
-
-def paths(tree, law):
-    return [law(tuple(tree.token[tree.path(n)[1:]].tolist())) for n in range(len(tree))]
+        assert mean_length(cls, TWINS, both_are, both_are, 2) == pytest.approx(3.0)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +236,7 @@ def test_policies_that_look_first_are_refused(llama, stranger, rule, policy):
 
 
 def test_block_refuses_trees(llama, stranger):
-    with pytest.raises(PolicyError, match="rule 'block' verifies chains.*use policy linear"):
+    with pytest.raises(PolicyError, match=r"rule 'block' verifies chains.*use policy linear"):
         treespec.generate(llama, stranger, prompt(5), policy="uniform:depth=2,width=2", rule="block", **LIVE)
 
 
@@ -373,24 +366,24 @@ def block_lengths(p, q, chain):
     return {0: left, **out}
 
 
+def paths(tree, law):
+    return [law(tuple(tree.token[tree.path(n)[1:]].tolist())) for n in range(len(tree))]
+
+
 def test_block_accepts_as_long_as_its_paper_says():
     target, draft = table(4, 12), table(4, 13)
     for _, tree in itertools.islice(outcomes(drawn_tree(both(Block), CHAIN, draft, 3)), 40):
         p, q = paths(tree, target), paths(tree, draft)
         want = block_lengths(p, q, tree.token[1:].tolist())
         got = dict.fromkeys(range(4), 0.0)
-        for w, walked in outcomes(lambda c: list(Block(c, c).walk(tree, lambda n: p[n].log(), 0))):
-            got[len(walked) - 1] += w
+        for tokens, w in step_law(both(Block), lambda chance, tree=tree: tree, target).items():
+            got[len(tokens) - 1] += w
         assert got == pytest.approx(want, abs=1e-12)
 
 
 def mean_length(cls, policy, target, draft, depth):
-    total = 0.0
-    for tree_weight, tree in outcomes(drawn_tree(both(cls), policy, draft, depth)):
-        p = paths(tree, target)
-        for w, walked in outcomes(lambda c: list(cls(c, c).walk(tree, lambda n: p[n].log(), 0))):
-            total += tree_weight * w * len(walked)
-    return total
+    law = step_law(both(cls), drawn_tree(both(cls), policy, draft, depth), target)
+    return sum(p * len(tokens) for tokens, p in law.items())
 
 
 def test_from_the_leaves_up_more_is_accepted():

@@ -131,14 +131,19 @@ def emitted_law(make_rule: MakeRule, grow_tree: GrowTree, target: Table, length:
         target: the target's distributions.
         length: tokens per text, at most what a step emits at most for the rule to show all of its bias.
     """
-    emitted: dict[Path, float] = defaultdict(float)
+    law: dict[Path, float] = defaultdict(float)
+    for tokens, weight in step_law(make_rule, grow_tree, target).items():
+        for text, p in plain_law(target, length, tokens[:length]).items():
+            law[text] += weight * p
+    return dict(law)
+
+
+def step_law(make_rule: MakeRule, grow_tree: GrowTree, target: Table) -> dict[Path, float]:
+    """Probability of everything that one step can emit, bonus token included; arguments as in :func:`emitted_law`."""
+    law: dict[Path, float] = defaultdict(float)
     for tree_weight, tree in outcomes(grow_tree):
         for weight, tokens in outcomes(_walk(make_rule, tree.kept()[0], target)):
-            emitted[tokens[:length]] += tree_weight * weight
-    law: dict[Path, float] = defaultdict(float)
-    for tokens, weight in emitted.items():
-        for text, p in plain_law(target, length, tokens).items():
-            law[text] += weight * p
+            law[tokens] += tree_weight * weight
     return dict(law)
 
 
