@@ -98,6 +98,21 @@ def test_compare_table_and_json(treespec, tmp_path):
     assert result["prompts"] == 2 and result["rounds"] == 2
 
 
+def test_rules_on_the_command_line(treespec, tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"id": "a", "category": "x", "turns": ["the cat"]}\n')
+    more = (*TOY, "--max-new-tokens", "8", "--temperature", "0.9", "--json")
+    for rule in ("rrs", "hybrid", "block", "traversal"):
+        code, out, _ = treespec("generate", "--prompt", "the cat", "--rule", rule, "--policy", "linear:gamma=2", *more)
+        assert code == 0 and len(json.loads(out)["tokens"]) == 8
+    code, out, _ = treespec(
+        "compare", "--prompts", str(file), "--policies", "linear,threshold", "--rules", "match,rrs", *more
+    )
+    result = json.loads(out)
+    assert code == 0 and [(r["rule"], r["policy"]) for r in result["refused"]] == [("rrs", "threshold")]
+    assert [r["rule"] for r in result["rows"]] == ["coupled", "match", "match", "rrs"]
+
+
 def test_policies_lists_names_parameters_and_sources(treespec):
     code, out, _ = treespec("policies")
     assert code == 0 and "tau=0.08" in out and "mid_widths=2/3" in out
@@ -135,6 +150,8 @@ def test_policies_lists_names_parameters_and_sources(treespec):
     (("generate", "--prompt", "x", "--temperature", "-1"), "temperature"),
     (("generate",), "--prompt"), (("generate", "--nonsense"), "nonsense"), (("nonsense",), "nonsense"),
     (("compare", "--prompts", "/no/such/file", *TOY), "No such file"),
+    (("compare", "--rules", "match,magic", *TOY), "unknown acceptance rule 'magic'"),
+    (("generate", "--prompt", "the cat", *TOY, "--rule", "rrs", "--temperature", "0.8"), "would be biased with policy 'dynamic'"),
     (("compare", "--policies", "", *TOY), "no policy"), (("compare", "--rounds", "0", *TOY), "rounds"),
 ])  # fmt: skip
 def test_bad_input_is_one_sentence_and_exit_2(treespec, arguments, words):

@@ -14,6 +14,7 @@ from treespec.prompts import Prompt
 
 PROMPTS = [Prompt("a", "x", ["the cat sat"]), Prompt("b", "x", ["a dog ran on"]), Prompt("c", "y", ["the tree"])]
 KEYS = {
+    "rule",
     "policy",
     "parameters",
     "nodes",
@@ -110,3 +111,45 @@ def test_progress_is_told_before_every_generation():
 def test_no_rounds_no_comparison():
     with pytest.raises(InputError, match="rounds"):
         compare(load_pair("toy"), PROMPTS, parse_policies("plain"), rounds=0)
+
+
+def test_rules_with_policies_and_the_pairs_that_are_refused(capsys):
+    result = compare(
+        load_pair("toy", "model"),
+        PROMPTS,
+        parse_policies("linear:gamma=2,bestfirst:budget=4,uniform:depth=1,width=2"),
+        rules=["match", "rrs", "block"],
+        max_new_tokens=12,
+        temperature=0.8,
+    )
+    ran = [(r["rule"], r["policy"]) for r in result["rows"]]
+    assert ran[0] == ("coupled", "plain") and result["rows"][0]["lossless"] is True
+    assert ran[1:] == [
+        ("match", "linear:gamma=2"),
+        ("match", "bestfirst:budget=4"),
+        ("match", "uniform:depth=1,width=2"),
+        ("rrs", "linear:gamma=2"),
+        ("rrs", "uniform:depth=1,width=2"),
+        ("block", "linear:gamma=2"),
+    ]
+    assert all(r["lossless"] is None and r["tokens_per_step"] > 1 for r in result["rows"][1:])
+    refused = {(r["rule"], r["policy"]): r["reason"] for r in result["refused"]}
+    assert set(refused) == {(r, "bestfirst:budget=4") for r in ("rrs", "block")} | {
+        ("block", "uniform:depth=1,width=2")
+    }
+    assert "looks at the children" in refused["rrs", "bestfirst:budget=4"]
+    module.print_table(result)
+    out = capsys.readouterr().out
+    assert out.count("refused: rule") == 3 and "traversal" in out and "coupled repeats" in out
+
+
+def test_greedy_rules_are_one_and_comparable():
+    rules = ["match", "traversal"]
+    rows = compare(load_pair("toy", "model"), PROMPTS, parse_policies("linear"), rules=rules, max_new_tokens=8)["rows"]
+    assert [r["lossless"] for r in rows] == [True] * 3 and rows[1]["tokens_per_step"] == rows[2]["tokens_per_step"]
+
+
+@pytest.mark.parametrize("rules", [["magic"], []])
+def test_unknown_rules(rules):
+    with pytest.raises(InputError, match="unknown acceptance rule"):
+        compare(load_pair("toy"), PROMPTS, parse_policies("plain"), rules=rules)

@@ -262,4 +262,4 @@ def test_fresh_randomness_at_every_position():
 def test_unknown_rules_and_bad_seeds():
     for name, seed, words in (("rejection", 0, "unknown acceptance rule"), ("match", -1, "seed")):
         with pytest.raises(InputError, match=words):
-            make_rule(name, sample=True, seed=seed, vocabulary=8, device=torch.device("cpu"))
+            make_rule(name, sample=True, seed=seed, vocabulary=8)

@@ -44,7 +44,7 @@ def generate(
             :class:`Drafter`, or None for plain decoding.
         inputs: prompt: token ids ``[1, L]`` (tensor, list, or a tokenizer's output), or text with ``tokenizer``.
         policy: a policy or its command-line form; default :class:`DynamicTreePruner`, plain without a draft.
-        rule: acceptance rule, ``"match"`` or ``"coupled"``.
+        rule: acceptance rule, one of :data:`treespec.verify.RULES`; greedy decoding makes them one.
         seed: of the sampling, if ``do_sample``; None draws one from torch's global generator.
         tokenizer: needed for text prompts, ``stop_strings`` and :attr:`Generation.text`.
         streamer: a transformers streamer; it gets the prompt, every emitted token, then ``end()``.
@@ -165,9 +165,7 @@ def _decoding(
         raise InputError(
             f"policy {chosen.spec()!r} needs a draft; give draft= a model or 'ngram', or use policy 'plain'"
         )
-    rules = make_rule(
-        rule, sample=request.sample, seed=seed, vocabulary=owner.vocabulary, device=request.input_ids.device
-    )
+    rules = make_rule(rule, sample=request.sample, seed=seed, vocabulary=owner.vocabulary)
     return Decoding(owner, request, drafter, chosen, rules, streamer)
 
 

@@ -66,7 +66,9 @@ def generate(
     policy: Annotated[
         str, typer.Option(help="NAME[:key=value,…], e.g. dynamic:tau=0.05,budget=32. See 'treespec policies'.")
     ] = "",
-    rule: Annotated[str, typer.Option(help="Acceptance rule: match or coupled.")] = "match",
+    rule: Annotated[
+        str, typer.Option(help="Acceptance rule: match, coupled, rrs, hybrid, block or traversal.")
+    ] = "match",
     max_new_tokens: NewTokens = 128,
     temperature: Temperature = 0.0,
     seed: Seed = 0,
@@ -111,6 +113,9 @@ def compare(
     policies: Annotated[
         str, typer.Option(help="Comma-separated, or 'all'; plain is always added.")
     ] = "plain,linear,uniform,threshold,dynamic",
+    rules: Annotated[
+        str, typer.Option(help="Comma-separated: match coupled rrs hybrid block traversal, each with every policy.")
+    ] = "coupled",
     rounds: Annotated[int, typer.Option(min=1, help="Repetitions of everything.")] = 1,
     limit: Annotated[int, typer.Option(min=0, help="Only that many prompts, spread over the file; 0 is all.")] = 0,
     target: Target = "smollm2",
@@ -123,6 +128,8 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Run policies on the same prompts, interleaved, one row each, with speed-ups against plain decoding.
+
+    With --rules and --temperature, one row per rule and policy; pairs that would bias the text are named, not run.
 
     Example: treespec compare --policies plain,linear:gamma=3,dynamic:tau=0.05,budget=16 --limit 8 --rounds 3
     """
@@ -149,6 +156,7 @@ def compare(
             pair,
             rows,
             chosen,
+            rules=[rule.strip() for rule in rules.split(",") if rule.strip()],
             rounds=rounds,
             max_new_tokens=max_new_tokens,
             temperature=temperature,

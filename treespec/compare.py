@@ -1,14 +1,14 @@
-"""Policies side by side on the same prompts: interleaved, warmed up, tokens counted from ids, ratios with intervals.
+"""Policies and rules side by side on the same prompts: interleaved, tokens counted from ids, ratios with intervals.
 
-Every round runs every prompt under every policy, the order of policies rotating, so that a drifting machine hits all
-alike. The speed-up of a policy is the time of plain decoding with this very engine over its own time, prefill included,
-summed over prompts (each the median over rounds); its interval is a bootstrap over prompts (scipy, BCa where defined).
+Every round runs every prompt under every pair of a rule and a policy, the order rotating, so that a drifting machine
+hits all alike. The speed-up of a row is the time of plain decoding with this very engine over its own time, prefill
+included, summed over prompts (each the median over rounds); its interval is a bootstrap over prompts (scipy).
 """
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,25 +19,30 @@ from rich.table import Table
 from scipy import stats
 
 from treespec.api import generate
-from treespec.errors import InputError
+from treespec.errors import InputError, PolicyError
 from treespec.events import Stats
 from treespec.model import input_device
 from treespec.pairs import Pair, chat_ids
 from treespec.policies import Autoregressive, Policy
 from treespec.prompts import Prompt
+from treespec.verify import RULES
 
+# under it texts are comparable token for token, whatever the policy
+COMPARABLE = "coupled"
 Progress = Callable[[int, int, str], None]  # done, total, what is running
 
 
 @dataclass
 class Tally:
-    """What one policy did: sums, seconds per prompt and round, texts per prompt."""
+    """What one pair of policy and rule did: sums, seconds per prompt and round, texts per prompt."""
 
     policy: Policy
+    rule: str = COMPARABLE
     stats: Stats = field(default_factory=Stats)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     texts: dict[str, list[int]] = field(default_factory=dict)
     lossless: bool = True
+    refused: str = ""
 
 
 def compare(
@@ -45,6 +50,7 @@ def compare(
     prompts: list[Prompt],
     policies: list[Policy],
     *,
+    rules: Sequence[str] = (COMPARABLE,),
     rounds: int = 1,
     max_new_tokens: int = 64,
     temperature: float = 0.0,
@@ -57,35 +63,37 @@ def compare(
         pair: target, draft and tokenizer.
         prompts: first turns are used.
         policies: plain decoding is added in front if it is not among them: it is the denominator.
+        rules: acceptance rules, each with every policy. Greedy decoding makes them one; above temperature 0 only
+            ``coupled`` keeps texts comparable token for token, so other rows have no ``lossless``.
         rounds: repetitions of everything, at least 1.
         max_new_tokens: per prompt.
-        temperature: 0 is greedy; above, ``coupled`` sampling, so that texts stay comparable token for token.
+        temperature: 0 is greedy.
         seed: of the sampling and of the bootstrap.
         progress: told before every generation.
 
     Returns:
-        ``{"rows": [...], "prompts", "rounds", "max_new_tokens", "machine"}``; rows as in the README's table.
+        ``{"rows": [...], "refused": [...], "prompts", "rounds", "max_new_tokens", "machine"}``; rows as in the
+        README's table; ``refused`` holds the pairs that would be biased, each with ``rule``, ``policy``, ``reason``.
 
     Raises:
-        InputError: for fewer than one round.
+        InputError: for fewer than one round, or an unknown rule.
     """
     if rounds < 1:
         raise InputError(f"rounds must be at least 1; got {rounds}")
-    if not any(isinstance(p, Autoregressive) for p in policies):
-        policies = [Autoregressive(), *policies]
-    tallies = [Tally(p) for p in policies]
     sampling: dict[str, Any] = {"do_sample": temperature > 0}
     if temperature > 0:
         sampling |= {"temperature": temperature, "top_k": 0}
-    options: dict[str, Any] = {"rule": "coupled", "seed": seed, "max_new_tokens": max_new_tokens, **sampling}
+    options: dict[str, Any] = {"seed": seed, "max_new_tokens": max_new_tokens, **sampling}
     ids = {p.id: chat_ids(pair.tokenizer, p.turns[:1]) for p in prompts}
-    for tally in tallies:  # warm-up: allocations, threads, the self-check
-        generate(pair.target, pair.draft, ids[prompts[0].id], policy=tally.policy, **{**options, "max_new_tokens": 8})
+    everyone = _pairs(policies, rules)
+    for tally in everyone:  # warm-up: allocations, threads, the self-check
+        _warm_up(tally, pair, ids[prompts[0].id], options)
+    tallies = [t for t in everyone if not t.refused]
     total = rounds * len(prompts) * len(tallies)
     for done, (tally, prompt) in enumerate(_schedule(tallies, prompts, rounds)):
         if progress is not None:
             progress(done, total, f"{tally.policy.spec()} on {prompt.id}")
-        result = generate(pair.target, pair.draft, ids[prompt.id], policy=tally.policy, **options)
+        result = generate(pair.target, pair.draft, ids[prompt.id], policy=tally.policy, rule=tally.rule, **options)
         tally.stats.merge(result.stats)
         tally.seconds.setdefault(prompt.id, []).append(result.stats.seconds)
         first = tally.texts.setdefault(prompt.id, result.tokens)
@@ -94,7 +102,8 @@ def compare(
         progress(total, total, "done")
     plain = next(t for t in tallies if isinstance(t.policy, Autoregressive))
     return {
-        "rows": [_row(tally, plain, seed) for tally in tallies],
+        "rows": [_row(tally, plain, seed, temperature) for tally in tallies],
+        "refused": [{"rule": t.rule, "policy": t.policy.spec(), "reason": t.refused} for t in everyone if t.refused],
         "prompts": len(prompts),
         "rounds": rounds,
         "max_new_tokens": max_new_tokens,
@@ -102,6 +111,25 @@ def compare(
         "target": pair.name,
         "machine": machine(pair.target),
     }
+
+
+def _pairs(policies: list[Policy], rules: Sequence[str]) -> list[Tally]:
+    """Every rule with every policy; plain decoding once, since without a tree there is nothing to accept."""
+    unknown = [rule for rule in rules if rule not in RULES]
+    if unknown or not rules:
+        raise InputError(f"unknown acceptance rule {', '.join(unknown) or '(none)'!r}; known: {', '.join(RULES)}")
+    plain = next((p for p in policies if isinstance(p, Autoregressive)), Autoregressive())
+    trees = [Tally(p, rule) for rule in dict.fromkeys(rules) for p in policies if not isinstance(p, Autoregressive)]
+    place = next((i for i, p in enumerate(policies) if isinstance(p, Autoregressive)), 0)
+    return [*trees[:place], Tally(plain), *trees[place:]]
+
+
+def _warm_up(tally: Tally, pair: Pair, ids: list[int], options: dict[str, Any]) -> None:
+    short = {**options, "max_new_tokens": 8}
+    try:
+        generate(pair.target, pair.draft, ids, policy=tally.policy, rule=tally.rule, **short)
+    except PolicyError as error:
+        tally.refused = str(error)
 
 
 def _schedule(tallies: list[Tally], prompts: list[Prompt], rounds: int) -> Iterator[tuple[Tally, Prompt]]:
@@ -113,13 +141,15 @@ def _schedule(tallies: list[Tally], prompts: list[Prompt], rounds: int) -> Itera
             turn += 1
 
 
-def _row(tally: Tally, plain: Tally, seed: int) -> dict[str, Any]:
+def _row(tally: Tally, plain: Tally, seed: int, temperature: float) -> dict[str, Any]:
     names = list(plain.seconds)
     base = np.array([np.median(plain.seconds[n]) for n in names])
     own = np.array([np.median(tally.seconds[n]) for n in names])
     low, high = ratio_interval(base, own, seed) if tally is not plain else (1.0, 1.0)
     sums = tally.stats
+    comparable = temperature == 0 or tally.rule == COMPARABLE
     return {
+        "rule": tally.rule,
         "policy": tally.policy.spec(),
         "parameters": tally.policy.parameters(),
         "nodes": round(sums.nodes, 2),
@@ -130,7 +160,7 @@ def _row(tally: Tally, plain: Tally, seed: int) -> dict[str, Any]:
         "tokens_per_s": round(sums.tokens_per_second, 2),
         "speedup": round(float(base.sum() / own.sum()), 3),
         "speedup_ci": [round(low, 3), round(high, 3)],
-        "lossless": bool(tally.lossless and tally.texts == plain.texts),
+        "lossless": bool(tally.lossless and tally.texts == plain.texts) if comparable else None,
     }
 
 
@@ -170,7 +200,9 @@ def print_table(result: dict[str, Any]) -> None:
         title=f"{result['target']}: {result['prompts']} prompts × {result['max_new_tokens']} tokens × "
         f"{result['rounds']} round(s)"
     )
+    ruled = len({row["rule"] for row in result["rows"]} | {row["rule"] for row in result["refused"]}) > 1
     heads = [
+        *(["rule"] if ruled else []),
         "policy",
         "nodes",
         "verify ms",
@@ -182,17 +214,27 @@ def print_table(result: dict[str, Any]) -> None:
         "same text",
     ]
     for head in heads:
-        table.add_column(head, justify="left" if head == "policy" else "right", no_wrap=True)
+        table.add_column(head, justify="left" if head in ("rule", "policy") else "right", no_wrap=True)
     for row in result["rows"]:
         low, high = row["speedup_ci"]
         speed = f"{row['speedup']:.2f}×" + ("" if low == high else f" ({low:.2f}–{high:.2f})")
-        cells = [row["policy"], *(f"{row[k]:.1f}" for k in ("nodes", "verify_ms", "draft_ms", "overhead_ms"))]
+        cells = [
+            *([row["rule"]] if ruled else []),
+            row["policy"],
+            *(f"{row[k]:.1f}" for k in ("nodes", "verify_ms", "draft_ms", "overhead_ms")),
+        ]
         table.add_row(
             *cells,
             f"{row['tokens_per_step']:.2f}",
             f"{row['tokens_per_s']:.1f}",
             speed,
-            "yes" if row["lossless"] else "NO",
+            {True: "yes", False: "NO", None: "–"}[row["lossless"]],
         )
+    for row in result["refused"]:
+        table.add_row(*([row["rule"]] if ruled else []), row["policy"], *["–"] * 6, "refused")
     Console(width=200).print(table)  # tables take what they need; a narrow terminal scrolls rather than cuts
+    for row in result["refused"]:
+        print(f"refused: {row['reason']}.")
+    if any(row["lossless"] is None for row in result["rows"]):
+        print("same text –: this rule draws other tokens of the same law; only coupled repeats plain decoding's text.")
     print("nodes: per verification, root included; ms: per step; speed-up: against plain decoding by the same engine.")

@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from treespec.drafters.base import Drafted, Drafter, DraftRequest, FeatureDrafter
-from treespec.errors import InputError, NonFiniteLogitsError
+from treespec.errors import InputError, NonFiniteLogitsError, PolicyError
 from treespec.events import StepEvent, StepTimes
 from treespec.model import Session, TreeModel
 from treespec.policies.base import Observation, Policy
 from treespec.request import Request
-from treespec.shaping import draft_shape
+from treespec.shaping import check_stateless, draft_shape, node_scores
 from treespec.tree import TokenTree
 from treespec.verify import Rule
 
@@ -52,6 +52,8 @@ class Decoding:
         streamer: Any = None,
     ) -> None:
         rule.check(policy)
+        if rule.ahead:
+            check_stateless(request.processors, rule.name)
         target.limits.check_prompt(len(request.visible), request.most_new)
         self.target, self.request, self.policy, self.rule = target, request, policy, rule
         self.drafter = drafter if policy.levels > 0 else None
@@ -71,12 +73,22 @@ class Decoding:
         self._session = self._begin_target()
         start = perf_counter()
         if self.drafter is not None:
+            self._check_drafter(self.drafter)
             shape = draft_shape(request.processors)
             capacity = self.length + request.most_new + TREE_ROOM
             # asked of the class: an instance's properties may not be ready before begin
             self._session.keep_hidden = hasattr(type(self.drafter), "read")
-            self.drafter.begin(DraftRequest(self._text, capacity, target.vocabulary, shape, rule.noise))
+            asked = DraftRequest(self._text, capacity, target.vocabulary, shape, rule.noise, rule.sampler)
+            self.drafter.begin(asked)
         self._begin_seconds = perf_counter() - start
+
+    def _check_drafter(self, drafter: Drafter) -> None:
+        if self.rule.sampler is not None and not getattr(drafter, "samples", False):
+            raise PolicyError(
+                f"rule {self.rule.name!r} tests children drawn from the draft, but {type(drafter).__name__} does not "
+                "say what it draws them from, and children that are not drawn would bias the output; use rule match or "
+                "coupled"
+            )
 
     def _begin_target(self) -> Session:
         cache = self.request.cache
@@ -163,7 +175,12 @@ class Decoding:
         tokens: list[int] = []
         path: list[int] = []
         bonus = None
-        for token, node in self.rule.walk(kept, lambda n: self._scores(logits, n), self.length):
+        ahead = self._scores_ahead(kept, logits) if self.rule.ahead else None
+        scores = ahead.__getitem__ if ahead is not None else lambda n: self._scores(logits, n)
+        for token, node in self.rule.walk(kept, scores, self.length):
+            if ahead is not None:
+                at = path[-1] if path else 0
+                self._record(logits[at][None].float().to(ahead.device), ahead[at][None])
             tokens.append(token)
             if node is None:
                 bonus = token
@@ -172,6 +189,7 @@ class Decoding:
             if self._append(token):
                 break
         self._commit(index, path, tokens, origin)
+        tree.laws = {}  # rows of the vocabulary's size, which events should not keep alive
         tree.accepted = [origin[i] for i in path]
         times.total = perf_counter() - start
         self.policy = self.policy.after_step(Observation(len(tokens), len(kept), times.total, times.verify))
@@ -182,11 +200,7 @@ class Decoding:
     def _scores(self, logits: Tensor, node: int) -> Tensor:
         """Processed float32 scores ``[V]`` at a node whose path is what was emitted so far."""
         raw = logits[node]
-        if math.isnan(float(raw.max())):  # the maximum passes NaN on, in one read
-            raise NonFiniteLogitsError(
-                f"the target's logits at position {self.length - 1} hold NaN after {self.emitted} new tokens; "
-                "load it in a wider dtype (float32 or bfloat16) or check its weights"
-            )
+        self._check_finite(raw)
         keep = self._keep_logits or len(self.request.processors) > 0
         scores = raw[None].to(torch.float32, copy=keep).to(self._ids.device)
         if self._keep_logits:
@@ -196,6 +210,26 @@ class Decoding:
             self.scores.append(scores)
         row: Tensor = scores[0]
         return row
+
+    def _check_finite(self, logits: Tensor) -> None:
+        if math.isnan(float(logits.max())):  # the maximum passes NaN on, in one read
+            raise NonFiniteLogitsError(
+                f"the target's logits at position {self.length - 1} hold NaN after {self.emitted} new tokens; "
+                "load it in a wider dtype (float32 or bfloat16) or check its weights"
+            )
+
+    def _scores_ahead(self, kept: TokenTree, logits: Tensor) -> Tensor:
+        """Processed float32 scores ``[n, V]`` of all nodes, for rules that decide before anything is emitted."""
+        self._check_finite(logits)
+        raw = logits.to(torch.float32).to(self._ids.device)
+        return node_scores(self.request.processors, self.sequences, kept, raw)
+
+    def _record(self, raw: Tensor, scores: Tensor) -> None:
+        """Keep what ``output_logits`` and ``output_scores`` ask for, ``[1, V]`` each."""
+        if self._keep_logits:
+            self.logits.append(raw.clone())
+        if self._keep_scores:
+            self.scores.append(scores.clone())
 
     def _append(self, token: int) -> bool:
         """Add one token to the text; True if the text ends with it."""

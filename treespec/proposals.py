@@ -24,11 +24,16 @@ CHUNK = 1 << 20  # float32 scores per chunk on a CPU: 4 MB, measured best of 2^1
 class Proposals:
     """Children of F nodes: ``token`` ``[F, K]`` int64, ``logp`` ``[F, K]`` float32 (nats; -inf where none),
     ``entropy`` ``[F]`` float32 (bits).
+
+    Where children are to be drawn there are none yet (K = 0) but the whole distribution: ``law`` ``[F, C]``
+    probabilities of the tokens ``ids`` ``[C]`` (None: 0 to C - 1).
     """
 
     token: Tensor
     logp: Tensor
     entropy: Tensor
+    law: Tensor | None = None
+    ids: Tensor | None = None
 
 
 def propose(logits: Tensor, k: int, noise: Tensor | None = None) -> Proposals:
@@ -52,6 +57,21 @@ def propose(logits: Tensor, k: int, noise: Tensor | None = None) -> Proposals:
     parts = [_propose(part.float(), k, noise) for part in logits.split(rows)]
     token, logp, entropy = (torch.cat(columns) for columns in zip(*parts))
     return Proposals(token.cpu(), logp.cpu(), entropy.cpu())
+
+
+def whole(logits: Tensor, ids: Tensor | None = None) -> Proposals:
+    """Distributions to draw children from, and their entropies.
+
+    Args:
+        logits: ``[F, C]``, any float dtype; -inf marks impossible tokens. Rows without any finite logit get an
+            all-zero law, from which nothing can be drawn, and infinite entropy.
+        ids: ``[C]`` token of each column, if they are not 0 to C - 1.
+    """
+    law = torch.nan_to_num(logits.float().softmax(-1), nan=0.0)
+    bits = torch.special.entr(law).sum(-1) / math.log(2)
+    bits = bits.masked_fill(law.sum(-1) == 0, torch.inf).cpu()
+    none = torch.zeros(len(law), 0)
+    return Proposals(none.long(), none, bits, law, ids)
 
 
 def _propose(x: Tensor, k: int, noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

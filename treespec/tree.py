@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from treespec.errors import TreespecError
+from treespec.sampling import Law
 
 
 class Reason(enum.IntEnum):
@@ -49,6 +50,8 @@ class TokenTree:
         labels: token texts for display, if known.
         tokenizer: decodes them when asked, otherwise; a step should not wait for texts nobody looks at.
         accepted: indices of the accepted nodes, for display; filled by the engine.
+        laws: by node, what its children were drawn from, if they were drawn. The engine drops them once the tree is
+            verified: they are as large as the vocabulary.
     """
 
     token: Tensor
@@ -62,6 +65,7 @@ class TokenTree:
     labels: list[str] | None = None
     tokenizer: Any = None
     accepted: list[int] = field(default_factory=list)
+    laws: dict[int, Law] = field(default_factory=dict, repr=False)
 
     @classmethod
     def root_only(cls, token: int) -> TokenTree:
@@ -159,7 +163,8 @@ class TokenTree:
             raise TreespecError("a subtree must hold the root and the parent of each of its nodes")
         rest = {name: getattr(self, name)[index] for name in ARRAYS if name != "parent"}
         labels = [self.labels[i] for i in index.tolist()] if self.labels else None
-        return TokenTree(parent=parent, labels=labels, tokenizer=self.tokenizer, **rest)
+        laws = {int(new[i]): law for i, law in self.laws.items() if new[i] >= 0}
+        return TokenTree(parent=parent, labels=labels, tokenizer=self.tokenizer, laws=laws, **rest)
 
     def __repr__(self) -> str:
         kept = self.candidates

@@ -3,9 +3,11 @@
 A rule *walks*: it yields the emitted tokens one by one, each with the tree node that held it (None for the bonus).
 Scores are asked for node by node along the walk, so logits processors run exactly once per emitted token with exactly
 the emitted prefix, as in plain decoding: stateful processors stay right, and rejected branches cost nothing. The
-engine stops the walk at a stop token, so nothing behind one is ever computed, let alone emitted.
+engine stops the walk at a stop token, so nothing behind one is ever computed, let alone emitted. Rules that look
+``ahead`` are the exception: they need every node's scores before the first token is out.
 
-ALGORITHMS §2; greedy is the limit T -> 0 of both rules.
+Here are the rules that take any tree, ``match`` and ``coupled``; those that test children drawn from the draft are in
+:mod:`treespec.rejection` and :mod:`treespec.traversal`. ALGORITHMS §2; greedy is the limit T -> 0 of all of them.
 """
 
 from __future__ import annotations
@@ -16,18 +18,28 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from treespec.chance import Chance, Draws
 from treespec.errors import InputError
 from treespec.noise import PositionNoise, check_seed
 from treespec.policies.base import Policy
+from treespec.rejection import Hybrid, Rrs, SampledRule
+from treespec.sampling import Sampler
+from treespec.traversal import Block, Traversal
 from treespec.tree import TokenTree
 
 Scores = Callable[[int], Tensor]  # node index -> processed float32 scores [V] for the token after it
 
 
 class Rule(Protocol):
-    """How target scores and a tree become tokens."""
+    """How target scores and a tree become tokens.
+
+    Attributes:
+        name: on the command line.
+        ahead: the scores of all nodes, each with its own prefix, are needed before the first token is emitted.
+    """
 
     name: str
+    ahead: bool
 
     def walk(self, tree: TokenTree, scores: Scores, position: int) -> Iterator[tuple[int, int | None]]:
         """Yield ``(token, node holding it or None)``; None ends the walk.
@@ -42,6 +54,10 @@ class Rule(Protocol):
     def noise(self) -> Callable[[int], Tensor] | None:
         """Gumbel noise by position that the draft should rank its children with, if any."""
 
+    @property
+    def sampler(self) -> Sampler | None:
+        """Draws the children of every node; None leaves the draft's first ones."""
+
     def check(self, policy: Policy) -> None:
         """Refuse a policy that would bias the output.
 
@@ -53,22 +69,21 @@ class Rule(Protocol):
 class Match:
     """Draw y from the target at the node; descend if a child holds y, else y is the bonus token.
 
-    Exact for any tree that was built without looking at the target's randomness. Greedy when ``generator`` is None.
+    Exact for any tree that was built without looking at the target's randomness. Greedy when ``chance`` is None.
 
     Args:
-        generator: source of the target's draws, or None for greedy decoding.
+        chance: the target's draws, or None for greedy decoding.
     """
 
     name = "match"
+    ahead = False
 
-    def __init__(self, generator: torch.Generator | None) -> None:
-        self.generator = generator
+    def __init__(self, chance: Chance | None) -> None:
+        self.chance = chance
 
     def choose(self, scores: Tensor, position: int) -> int:
         """The target's token."""
-        if self.generator is None:
-            return int(scores.argmax())
-        return int(torch.multinomial(scores.softmax(-1).to(self.generator.device), 1, generator=self.generator))
+        return int(scores.argmax()) if self.chance is None else self.chance.token(scores.softmax(-1))
 
     def walk(self, tree: TokenTree, scores: Scores, position: int) -> Iterator[tuple[int, int | None]]:
         """Follow the target's own choices through the tree."""
@@ -84,6 +99,11 @@ class Match:
     @property
     def noise(self) -> Callable[[int], Tensor] | None:
         """None: the draft must not know the target's draws."""
+        return None
+
+    @property
+    def sampler(self) -> Sampler | None:
+        """None: children that are not drawn are as good."""
         return None
 
     def check(self, policy: Policy) -> None:
@@ -120,18 +140,18 @@ class Coupled(Match):
         return None if self._noise is None else self._noise.gumbel
 
 
-RULES = ("match", "coupled")
+SAMPLED: dict[str, type[SampledRule]] = {cls.name: cls for cls in (Rrs, Hybrid, Block, Traversal)}
+RULES = ("match", "coupled", *SAMPLED)
 
 
-def make_rule(name: str, *, sample: bool, seed: int | None, vocabulary: int, device: torch.device) -> Match:
+def make_rule(name: str, *, sample: bool, seed: int | None, vocabulary: int) -> Rule:
     """A rule by name.
 
     Args:
         name: one of :data:`RULES`.
-        sample: draw from the target; False is greedy.
+        sample: draw from the target; False is greedy, where all rules are one.
         seed: of the draws; None takes one from torch's global generator, as transformers' own sampling does.
         vocabulary: tokens of the target.
-        device: where the target's logits live.
 
     Raises:
         InputError: for an unknown rule or a bad seed.
@@ -141,11 +161,10 @@ def make_rule(name: str, *, sample: bool, seed: int | None, vocabulary: int, dev
     if seed is not None:
         check_seed(seed)
     if not sample:
-        return Match(None) if name == "match" else Coupled(0, vocabulary, greedy=True)
+        return Coupled(0, vocabulary, greedy=True) if name == "coupled" else Match(None)
     if seed is None:
         seed = int(torch.randint(2**62, (1,)))
     if name == "coupled":
         return Coupled(seed, vocabulary)
-    generator = torch.Generator(device=device)
-    generator.manual_seed(seed % 2**63)
-    return Match(generator)
+    chance = Draws(seed)
+    return SAMPLED[name](chance, Draws(seed, stream=1)) if name in SAMPLED else Match(chance)

@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from treespec.policies.base import Policy
+from treespec.sampling import Sampler
 from treespec.tree import TokenTree
 
 Shape = Callable[[Tensor, Tensor], Tensor]  # (ids [F, L], logits [F, V]) -> logits [F, V]
@@ -25,6 +26,9 @@ class DraftRequest:
         vocabulary: the target's; ids from it on are never proposed.
         shape: logits processors to apply to the draft's logits, or None.
         noise: Gumbel noise by absolute position for ``coupled``, or None.
+        sampler: draws the children of every node, for rules that test p/q; None takes the draft's first ones. Only
+            given to drafters with an attribute ``samples`` that is true: they keep the law of every expanded node on
+            the tree.
     """
 
     ids: list[int]
@@ -32,6 +36,7 @@ class DraftRequest:
     vocabulary: int
     shape: Shape | None = None
     noise: Noise | None = None
+    sampler: Sampler | None = None
 
 
 @dataclass

@@ -22,6 +22,7 @@ class CachedDrafter(ABC):
     """
 
     _session: Session
+    samples = True  # can draw children and tell what from
 
     def begin(self, request: DraftRequest) -> None:
         """Start a new text; the prompt is read at the first ``grow``."""
@@ -35,7 +36,9 @@ class CachedDrafter(ABC):
         self._slots, self._visible = {}, np.zeros((0, 0), dtype=bool)
         self._forwards: list[float] = []
         self._width = policy.width
-        tree, seconds = grow(policy, self._text[-1], min(max_depth, self.depth_room), self._expand)
+        tree, seconds = grow(
+            policy, self._text[-1], min(max_depth, self.depth_room), self._expand, self._request.sampler
+        )
         return Drafted(tree, self._forwards, seconds)
 
     @property

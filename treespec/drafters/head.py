@@ -22,7 +22,7 @@ from treespec.head import EPS, FeatureHead
 from treespec.model import Output, Session
 from treespec.native import LayerWeights, NativeLayers, NativeProduct, kernel
 from treespec.packed import Packed, can_pack, pack_linears
-from treespec.proposals import Proposals, propose
+from treespec.proposals import Proposals, propose, whole
 
 
 class HeadForward:
@@ -180,11 +180,13 @@ class HeadDrafter(CachedDrafter):
         return out
 
     def _propose(self, logits: Tensor, growth: Growth, nodes: list[int], noise: Tensor | None) -> Proposals:
-        token_of = self.head.token_of
+        token_of, drawn = self.head.token_of, self._request.sampler is not None
         if self._request.shape is not None:
             dense = logits.new_full((len(logits), self._request.vocabulary), -torch.inf)
             dense[:, token_of] = logits
             logits = self._shaped(dense, growth, nodes)
-            return propose(logits, self._width, noise)
+            return whole(logits) if drawn else propose(logits, self._width, noise)
+        if drawn:
+            return whole(logits, self.forward.token_of)
         found = propose(logits, self._width, None if noise is None else noise.to(token_of.device)[token_of])
         return Proposals(self.forward.token_of[found.token], found.logp, found.entropy)

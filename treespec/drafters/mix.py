@@ -20,7 +20,7 @@ from treespec.drafters.head import HeadDrafter
 from treespec.drafters.ngram import NgramTable, discounted
 from treespec.errors import InputError
 from treespec.head import FeatureHead
-from treespec.proposals import Proposals, propose
+from treespec.proposals import Proposals, propose, whole
 
 # mass that a context of 2, 3, … tokens takes off each count: fitted on the shipped head's held-out training answers
 # (6,106 tokens of SmolLM2's greedy answers: 1.70 nats a token, the head alone 2.11)
@@ -63,13 +63,17 @@ class MixDrafter(HeadDrafter):
         found = [self._seen(growth, node) for node in nodes]
         if not any(seen for seen, _ in found):
             return super()._propose(logits, growth, nodes, noise)
-        if self._request.shape is None and noise is None:
+        drawn = self._request.sampler is not None
+        if self._request.shape is None and noise is None and not drawn:
             return self._mixed(logits, found)
         mixed, ids = self._dense(logits, found)
         if self._request.shape is not None:
             dense = mixed.new_full((len(nodes), self._request.vocabulary), -torch.inf)
             dense[:, ids.to(mixed.device)] = mixed
-            return propose(self._shaped(dense, growth, nodes), self._width, noise)
+            dense = self._shaped(dense, growth, nodes)
+            return whole(dense) if drawn else propose(dense, self._width, noise)
+        if drawn:
+            return whole(mixed, ids)
         chosen = propose(mixed, self._width, None if noise is None else noise.cpu()[ids])
         return Proposals(ids[chosen.token], chosen.logp, chosen.entropy)
 

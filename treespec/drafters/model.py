@@ -13,7 +13,7 @@ from treespec.drafters.base import DraftRequest
 from treespec.drafters.cached import CachedDrafter
 from treespec.drafters.growth import Growth
 from treespec.model import TreeModel
-from treespec.proposals import Proposals, propose
+from treespec.proposals import Proposals, propose, whole
 
 
 class ModelDrafter(CachedDrafter):
@@ -76,7 +76,10 @@ class ModelDrafter(CachedDrafter):
         logits = logits[:, : self._request.vocabulary]  # a padded draft head may be longer than the target's
         if self._request.shape is not None:
             logits = self._shaped(logits, growth, nodes)
-        proposals = propose(logits, self._width, None if noise is None else noise[: logits.shape[-1]])
+        if self._request.sampler is not None:
+            proposals = whole(logits)
+        else:
+            proposals = propose(logits, self._width, None if noise is None else noise[: logits.shape[-1]])
         if not self._warned and bool(torch.isinf(proposals.entropy).any()):
             self._warned = True
             warnings.warn(

@@ -65,6 +65,7 @@ class NgramDrafter:
                 f"discount={discount}, weight={weight}"
             )
         self.order, self.discount, self.weight = order, discount, weight
+        self.samples = True  # can draw children and tell what from
         self._corpus = NgramTable(order)
         for sequence in corpus:
             self._corpus.add(list(sequence))
@@ -91,11 +92,15 @@ class NgramDrafter:
         """Grow a tree by look-ups; each level's time is reported like a forward's."""
         self._forwards: list[float] = []
         self._width = policy.width
-        tree, seconds = grow(policy, self._text[-1], max_depth, self._expand)
+        tree, seconds = grow(policy, self._text[-1], max_depth, self._expand, self._request.sampler)
         return Drafted(tree, self._forwards, seconds)
 
     def _expand(self, growth: Growth, nodes: list[int]) -> Proposals:
         start = perf_counter()
+        if self._request.sampler is not None:
+            proposals = self._laws(growth, nodes)
+            self._forwards.append(perf_counter() - start)
+            return proposals
         rows = [self._children(growth, node, self._width) for node in nodes]
         width = max(1, *(len(tokens) for tokens, _, _ in rows), 1)
         pad = [
@@ -112,11 +117,7 @@ class NgramDrafter:
     def _children(self, growth: Growth, node: int, width: int) -> tuple[list[int], list[float], float]:
         """Tokens, log-probabilities (nats) and entropy (bits) of a node's continuations."""
         path = growth.path_tokens(node)
-        reach = self.order - 1
-        context = (self._text[-reach:] + path)[-reach:]
-        seen, rest = self.distribution(context)
-        if self._request.shape is not None:
-            seen, rest = self._shaped(seen, path)
+        seen, rest = self._seen(path)
         if self._request.noise is not None and seen:
             noise = self._request.noise(len(self._text) + len(path))
             order = sorted(seen, key=lambda t: -(math.log(seen[t]) + float(noise[t])))
@@ -124,6 +125,29 @@ class NgramDrafter:
             order = sorted(seen, key=lambda t: (-seen[t], t))
         best = order[:width]
         return best, [math.log(seen[t]) for t in best], entropy_bits(seen, rest, self._request.vocabulary)
+
+    def _seen(self, path: list[int]) -> tuple[dict[int, float], float]:
+        """Probabilities of the tokens seen before behind a path of the tree, and the mass of all others."""
+        reach = self.order - 1
+        seen, rest = self.distribution((self._text[-reach:] + path)[-reach:])
+        return (seen, rest) if self._request.shape is None else self._shaped(seen, path)
+
+    def _laws(self, growth: Growth, nodes: list[int]) -> Proposals:
+        """What children are drawn from: the tokens seen, in proportion.
+
+        Tokens never seen are left out of the law altogether rather than drawn evenly: a law may be any distribution as
+        long as it is the one that is tested, and a token from nowhere is not worth a place in the tree.
+        """
+        found = [self._seen(growth.path_tokens(node)) for node in nodes]
+        ids = sorted(set().union(*(seen for seen, _ in found)))
+        column = {token: i for i, token in enumerate(ids)}
+        law = torch.zeros(len(nodes), len(ids), dtype=torch.float64)
+        for row, (seen, _) in zip(law, found):
+            row[[column[t] for t in seen]] = torch.tensor(list(seen.values()), dtype=torch.float64)
+        bits = torch.tensor([entropy_bits(seen, rest, self._request.vocabulary) for seen, rest in found])
+        none = torch.zeros(len(nodes), 0)
+        law /= law.sum(-1, keepdim=True).clamp(min=1e-300)
+        return Proposals(none.long(), none, bits, law, torch.tensor(ids, dtype=torch.long))
 
     def distribution(self, context: Sequence[int]) -> tuple[dict[int, float], float]:
         """``{token: probability}`` of every token seen after the context or a suffix of it, and the mass left.
