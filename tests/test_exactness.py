@@ -251,8 +251,8 @@ class Pretender(Uniform):
         kept = present_children(frontier, self.width)
         return Decision(reasons(kept & (frontier.child_logp > (-torch.inf if self.late else -1.0))), kept)
 
-    def trim(self, log_path, kept):
-        return top_nodes(log_path, kept, 2)
+    def trim(self, score, kept, drawn):
+        return top_nodes(score, kept, 2)
 
 
 @pytest.mark.parametrize("late", [False, True])
