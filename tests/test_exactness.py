@@ -17,7 +17,7 @@ from treespec.chance import Draws
 from treespec.drafters import Drafted
 from treespec.errors import PolicyError
 from treespec.exactness import Replay, drawn_tree, emitted_law, outcomes, plain_law, step_law, total_variation
-from treespec.policies import BestFirst, DynamicTreePruner, Linear, Policy, Threshold, Uniform
+from treespec.policies import BestFirst, DynamicTreePruner, Linear, Policy, Threshold, Uniform, parse_policy
 from treespec.policies.base import Decision, present_children, reasons, top_nodes
 from treespec.rejection import Hybrid, Rrs
 from treespec.sampling import Law, TopAndOne, WithoutReplacement
@@ -26,6 +26,7 @@ from treespec.tree import TokenTree
 from treespec.verify import Match
 
 EXACT = 1e-12
+PUBLISHED = ["specinfer:expansion=2/1", "sequoia:budget=4,depth=2", "linear:gamma=2,confidence=0.5,svip=0.3"]
 CHAIN, TWINS = Linear(gamma=3), Uniform(depth=2, width=2)
 
 
@@ -104,6 +105,12 @@ def test_chains(cls, vocabulary):
 def test_trees(cls, policy):
     """Widths of two and of the whole vocabulary, and shapes that depend on what was drawn before."""
     assert drawn_bias(cls, policy, table(3, 3), table(3, 4), policy.levels) < EXACT
+
+
+@pytest.mark.parametrize("cls", [Rrs, Hybrid, Traversal])
+@pytest.mark.parametrize("policy", PUBLISHED)
+def test_published_trees(cls, policy):
+    assert drawn_bias(cls, parse_policy(policy), table(3, 3), table(3, 4), 2) < EXACT
 
 
 @pytest.mark.parametrize("cls", [Rrs, Hybrid, Traversal])
@@ -251,7 +258,7 @@ class Pretender(Uniform):
         kept = present_children(frontier, self.width)
         return Decision(reasons(kept & (frontier.child_logp > (-torch.inf if self.late else -1.0))), kept)
 
-    def trim(self, score, kept, drawn):
+    def trim(self, score, kept, drawn=None):
         return top_nodes(score, kept, 2)
 
 

@@ -14,7 +14,7 @@ import treespec
 from treespec import decode, shaping
 from treespec.distill.train_head import new_head
 from treespec.drafters import HeadDrafter, MixDrafter, NgramDrafter
-from treespec.errors import InputError
+from treespec.errors import InputError, PolicyError
 from treespec.sampling import Law
 from treespec.toy import TableModel
 from treespec.tree import TokenTree
@@ -167,6 +167,17 @@ def test_nothing_behind_a_stop_token(rule):
         options = dict(do_sample=True, top_k=0, max_new_tokens=30, eos_token_id=2, pad_token_id=0, seed=seed)
         run = treespec.generate(target, draft, [[3, 1, 2]], rule=rule, policy=POLICY[rule], **options)
         assert 2 not in run.tokens[:-1]
+
+
+@pytest.mark.parametrize("name", treespec.policies.POLICIES)
+def test_every_policy_either_fixes_its_shape_first_or_is_refused(name, llama, twin):
+    """A policy that is added and claims too much is caught here by the growth loop."""
+    policy = treespec.policies.POLICIES[name]()
+    if policy.predictable:
+        assert len(sampled(llama, twin, "rrs", policy=policy).tokens) == 20
+    else:
+        with pytest.raises(PolicyError, match="looks at the children"):
+            sampled(llama, twin, "rrs", policy=policy)
 
 
 def test_draft_and_target_have_their_own_streams():
