@@ -211,7 +211,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.out.parent.is_dir():
         raise InputError(f"cannot write {args.out}: there is no folder {args.out.parent}")
     prompts: list[Prompt] = spread(read_prompts(args.prompts or mixed_prompts()), args.limit)
-    pair = load_pair(args.target, args.draft, args.dtype)
+    pair = load_pair(args.target, args.draft, args.dtype, args.fast)
     ids = {p.id: chat_ids(pair.tokenizer, p.turns[:1]) for p in prompts}
     text = ""
     with tqdm(total=len(rows) * len(ids), unit="run", file=sys.stderr) as bar:
