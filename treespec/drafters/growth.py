@@ -62,6 +62,7 @@ class Growth:
             pool=self._pool(),
             ranks=torch.tensor([[self._ranks[i] for i in nodes]], dtype=torch.long),
             drawn=torch.tensor([self._drawn], dtype=torch.long),
+            child_token=proposals.token[None],
         )
         decision = policy.decide(frontier)
         grow_on = self._append(nodes, proposals, decision, frontier)
