@@ -41,7 +41,6 @@ class Frontier:
         ranks: ``[B, F, depth]`` int64, sibling ranks on the way from the root: a node's address in a static tree.
         drawn: ``[B, depth + 1]`` int64, nodes expanded at each level so far, this one included: what was paid for.
         child_token: ``[B, F, K]`` int64, for the recorder of traces alone; a replay has none, so no strategy may look.
-        child_token: ``[B, F, K]`` int64, for the recorder of traces alone; a replay has none, so no strategy may look.
     """
 
     depth: int
@@ -53,7 +52,6 @@ class Frontier:
     pool: Tensor
     ranks: Tensor
     drawn: Tensor
-    child_token: Tensor | None = None
     child_token: Tensor | None = None
 
     def child_log_path(self) -> Tensor:

@@ -4,7 +4,7 @@ The policy's own ``decide`` and ``trim`` are asked, level by level, as the live 
 that the draft offered but that was not recorded is shown as a *phantom*: with the largest probability that it can
 have (:mod:`treespec.trace.index`). If the policy does not even keep that, the true one would not have been kept
 either, and the tree is exact. Where a phantom was kept, the tree is grown once more without any. If a policy expands or
-verifies a phantom, or the two trees differ, then what it would have done depends on nodes beyond the recording.s caps:
+verifies a phantom, or the two trees differ, then what it would have done depends on nodes beyond the recording's caps:
 the position is *truncated*, and its figures are those of the recorded nodes alone.
 
 This takes for granted what all policies here keep: they are monotone, a less probable child is never treated better.
