@@ -1,20 +1,8 @@
-"""What the benchmarks share: medians of ratios with a bootstrap interval."""
+"""What the benchmarks share: one line per number, a median with its bootstrap interval."""
 
 from __future__ import annotations
 
-import numpy as np
-from scipy import stats
-
-
-def median_interval(values: list[float], seed: int = 0) -> tuple[float, float, float]:
-    """Median and its 95 % bootstrap interval."""
-    data = np.asarray(values)
-    if len(data) < 3:
-        return float(np.median(data)), float(data.min()), float(data.max())
-    result = stats.bootstrap(
-        (data,), np.median, n_resamples=2000, method="percentile", rng=np.random.default_rng(seed)
-    ).confidence_interval
-    return float(np.median(data)), float(result.low), float(result.high)
+from treespec.compare import median_interval
 
 
 def show(name: str, values: list[float], unit: str = "") -> None:

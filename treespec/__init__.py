@@ -6,6 +6,7 @@ from treespec.drafters import ModelDrafter, NgramDrafter
 from treespec.errors import TreespecError
 from treespec.events import Generation, Stats, StepEvent
 from treespec.pairs import Pair, load_pair
+from treespec.trace import Replay, Trace, replay
 from treespec.tree import Reason, TokenTree, TreeBatch
 
 __version__ = "0.1.0"
@@ -16,15 +17,18 @@ __all__ = [
     "NgramDrafter",
     "Pair",
     "Reason",
+    "Replay",
     "Stats",
     "StepEvent",
     "TokenTree",
+    "Trace",
     "TreeBatch",
     "TreespecError",
     "custom_generate",
     "generate",
     "load_pair",
     "policies",
+    "replay",
     "start",
     "steps",
 ]

@@ -16,6 +16,21 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from treespec.commands.options import (
+    Draft,
+    Dtype,
+    Fast,
+    Json,
+    NewTokens,
+    Seed,
+    Target,
+    Temperature,
+    notes,
+    progress_bar,
+)
+from treespec.commands.pricing import bench, measure, table
+from treespec.commands.tracing import merge, record, replay
+from treespec.commands.tuning import export, tune
 from treespec.errors import DownloadError, OutOfMemoryError, TreespecError
 
 app = typer.Typer(
@@ -26,27 +41,8 @@ app = typer.Typer(
     "--prompt 'Why is the sky blue?'",
     rich_markup_mode=None,
 )
-notes = Console(stderr=True)
-
-Target = Annotated[str, typer.Option(help="Target: 'smollm2' (embedded), 'toy', a local folder or a hub id.")]
-Draft = Annotated[
-    str,
-    typer.Option(
-        help="Draft: 'mix' (shipped feature head and n-grams), 'head', 'lm' (shipped small model), 'ngram', 'none', "
-        "'self', a folder or a hub id. 'auto': mix for smollm2, ngram for others."
-    ),
-]
-Fast = Annotated[
-    str,
-    typer.Option(
-        help="Faster forwards, checked against the model's own: 'cpu' (packed products), 'lean', 'compile', 'off'."
-    ),
-]
-Dtype = Annotated[str, typer.Option(help="float32 (exact), bfloat16 or float16.")]
-NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Most new tokens per prompt.")]
-Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy; above, tokens are drawn.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of the sampling.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else there.")]
+for _command in (record, merge, replay, measure, tune, table, bench, export):
+    app.command()(_command)
 
 
 @app.callback()
@@ -146,12 +142,7 @@ def compare(
     pair = load_pair(target, draft, dtype, fast)
     if fast != "off":
         notes.print(f"[dim]target: {pair.forward}[/dim]", highlight=False)
-    with _progress() as progress:
-        task = progress.add_task("warming up", total=None)
-
-        def tell(done: int, total: int, what: str) -> None:
-            progress.update(task, completed=done, total=total, description=what)
-
+    with progress_bar() as tell:
         result = run(
             pair,
             rows,
@@ -244,19 +235,6 @@ def distill(
     command = "treespec " + shlex.join(sys.argv[1:])
     report = run(model, tokenizer, target, out, recipe, answers=answers_dir, prompts=prompts, command=command)
     print(json.dumps(report)) if as_json else print((out / "README.md").read_text(encoding="utf-8"))
-
-
-def _progress() -> Any:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=notes,
-        transient=True,
-    )
 
 
 def main() -> None:

@@ -30,6 +30,7 @@ from treespec.verify import RULES
 # under it texts are comparable token for token, whatever the policy
 COMPARABLE = "coupled"
 Progress = Callable[[int, int, str], None]  # done, total, what is running
+RESAMPLED_AT_ONCE = 1 << 20  # numbers that a bootstrap holds in memory
 
 
 @dataclass
@@ -102,7 +103,7 @@ def compare(
         progress(total, total, "done")
     plain = next(t for t in tallies if isinstance(t.policy, Autoregressive))
     return {
-        "rows": [_row(tally, plain, seed, temperature) for tally in tallies],
+        "rows": [make_row(tally, plain, seed, temperature) for tally in tallies],
         "refused": [{"rule": t.rule, "policy": t.policy.spec(), "reason": t.refused} for t in everyone if t.refused],
         "prompts": len(prompts),
         "rounds": rounds,
@@ -141,7 +142,8 @@ def _schedule(tallies: list[Tally], prompts: list[Prompt], rounds: int) -> Itera
             turn += 1
 
 
-def _row(tally: Tally, plain: Tally, seed: int, temperature: float) -> dict[str, Any]:
+def make_row(tally: Tally, plain: Tally, seed: int, temperature: float = 0.0) -> dict[str, Any]:
+    """One policy's line of the table; ``plain`` is the denominator."""
     names = list(plain.seconds)
     base = np.array([np.median(plain.seconds[n]) for n in names])
     own = np.array([np.median(tally.seconds[n]) for n in names])
@@ -177,9 +179,21 @@ def ratio_interval(base: np.ndarray, own: np.ndarray, seed: int, level: float = 
         n_resamples=2000,
         confidence_level=level,
         method="percentile",
+        batch=max(1, RESAMPLED_AT_ONCE // len(base)),
         rng=np.random.default_rng(seed),
     )
     return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def median_interval(values: list[float], seed: int = 0) -> tuple[float, float, float]:
+    """Median and its 95 % bootstrap interval; the range for fewer than three values."""
+    data = np.asarray(values)
+    if len(data) < 3 or np.ptp(data) == 0:
+        return float(np.median(data)), float(data.min()), float(data.max())
+    result = stats.bootstrap(
+        (data,), np.median, n_resamples=2000, method="percentile", rng=np.random.default_rng(seed)
+    ).confidence_interval
+    return float(np.median(data)), float(result.low), float(result.high)
 
 
 def machine(model: Any) -> dict[str, Any]:

@@ -19,6 +19,10 @@ class InputError(TreespecError):
     """A prompt, a file or a request that cannot be decoded as asked."""
 
 
+class TraceError(InputError):
+    """A trace that cannot be read, merged, resumed or replayed as asked."""
+
+
 class VocabularyError(TreespecError):
     """A draft whose token ids do not mean what the target's mean."""
 

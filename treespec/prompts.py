@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,3 +70,47 @@ def _parse(line: str, where: str) -> Prompt:
     if name is None:
         raise InputError(f"{where}: no id; {expected}")
     return Prompt(str(name), str(row.get("category", "")), row["turns"])
+
+
+def filler_ids(prompts: list[Prompt], tokenizer: Any, length: int, start: int = 0) -> list[int]:
+    """Exactly ``length`` token ids of the prompts' first turns, one after another and round again.
+
+    Args:
+        prompts: whose text it is.
+        tokenizer: the target's.
+        length: tokens wanted.
+        start: prompt to begin with.
+    """
+    ids: list[int] = []
+    while len(ids) < length:
+        text = prompts[start % len(prompts)].turns[0]
+        ids += tokenizer(text + "\n\n", add_special_tokens=False)["input_ids"]
+        start += 1
+    return ids[:length]
+
+
+def lengthened(prompt: Prompt, filler: list[int], tokenizer: Any, count: Callable[[str], int], length: int) -> str:
+    """The prompt's first turn with other text before it, so that it has at most ``length`` tokens, most often exactly.
+
+    Args:
+        prompt: asked last, so that it is what gets answered.
+        filler: ids of the text before it.
+        tokenizer: the target's.
+        count: tokens of a user's turn, the chat template's included.
+        length: tokens wanted.
+
+    Raises:
+        InputError: if the prompt alone is longer.
+    """
+    own = prompt.turns[0]
+    room = length - count(own)
+    if room < 0:
+        raise InputError(f"prompt {prompt.id} alone has {count(own)} tokens, more than an input length of {length}")
+    text, take = own, min(room, len(filler))
+    while take > 0:  # text is not cut where tokens are, so a few more or fewer may come out
+        text = tokenizer.decode(filler[:take]) + "\n\n" + own
+        over = count(text) - length
+        if over <= 0:
+            return text
+        take -= over
+    return own

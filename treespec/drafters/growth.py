@@ -63,7 +63,7 @@ class Growth:
             self._ranks[node] = (*self._ranks[self.parent[node]], self._rank[node]) if node else ()
         if self.sampler is not None:
             proposals = self._draw(self.sampler, policy, nodes, proposals)
-        frontier = self._frontier(nodes, proposals.entropy, proposals.logp)
+        frontier = self._frontier(nodes, proposals.entropy, proposals.logp, proposals.token)
         decision = policy.decide(frontier)
         if self.sampler is not None and bool(
             ((decision.reason[0] == Reason.KEPT) != (proposals.logp > -torch.inf)).any()
@@ -73,7 +73,7 @@ class Growth:
         self.prune_seconds += perf_counter() - start
         return grow_on
 
-    def _frontier(self, nodes: list[int], entropy: Tensor, logp: Tensor) -> Frontier:
+    def _frontier(self, nodes: list[int], entropy: Tensor, logp: Tensor, token: Tensor | None = None) -> Frontier:
         log_path = torch.tensor([[self._log_path[i] for i in nodes]], dtype=torch.float32)
         return Frontier(
             depth=self.depth[nodes[0]],
@@ -85,6 +85,7 @@ class Growth:
             pool=self._pool(),
             ranks=torch.tensor([[self._ranks[i] for i in nodes]], dtype=torch.long),
             drawn=torch.tensor([self._drawn], dtype=torch.long),
+            child_token=None if token is None else token[None],
         )
 
     def _draw(self, sampler: Sampler, policy: Policy, nodes: list[int], found: Proposals) -> Proposals:

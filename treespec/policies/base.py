@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from treespec.errors import PolicyError
+from treespec.policies.space import Space
 from treespec.tree import Reason
 
 MAX_NODES = 8192  # a tree beyond this is a mistake in a parameter, not a strategy
@@ -39,6 +40,7 @@ class Frontier:
         pool: ``[B, N]`` float32 scores of the candidates kept so far, -inf where none.
         ranks: ``[B, F, depth]`` int64, sibling ranks on the way from the root: a node's address in a static tree.
         drawn: ``[B, depth + 1]`` int64, nodes expanded at each level so far, this one included: what was paid for.
+        child_token: ``[B, F, K]`` int64, for the recorder of traces alone; a replay has none, so no strategy may look.
     """
 
     depth: int
@@ -50,6 +52,7 @@ class Frontier:
     pool: Tensor
     ranks: Tensor
     drawn: Tensor
+    child_token: Tensor | None = None
 
     def child_log_path(self) -> Tensor:
         """``[B, F, K]`` log of the children's cumulative confidence, -inf where there is no child."""
@@ -90,6 +93,7 @@ class Policy(abc.ABC):
     source: ClassVar[str] = ""
     deterministic: ClassVar[bool] = True  # children are the draft's top-k, not a sample
     predictable: ClassVar[bool] = False  # decides before it looks at a sampled child
+    space: ClassVar[Space] = {}  # where a search may look; empty for what has nothing to set
 
     @property
     @abc.abstractmethod

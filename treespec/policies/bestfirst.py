@@ -19,6 +19,7 @@ from treespec.policies.base import (
     top_nodes,
     whole,
 )
+from treespec.policies.space import Real, Space, Whole
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,12 @@ class BestFirst(Policy):
 
     name: ClassVar[str] = "bestfirst"
     source: ClassVar[str] = "Xiong et al. 2024 (DySpec), arXiv 2410.11744"
+    space: ClassVar[Space] = {
+        "budget": Whole(1, 64, log=True),
+        "floor": Real(0.001, 0.5, log=True),
+        "depth": Whole(1, 10),
+        "grow": Real(0.001, 0.8, log=True),
+    }
 
     budget: int = 48
     floor: float = 0.005

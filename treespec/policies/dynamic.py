@@ -23,6 +23,7 @@ from treespec.policies.base import (
     whole,
 )
 from treespec.policies.price import NodePrice
+from treespec.policies.space import Choice, Real, Space, Whole
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,16 @@ class DynamicTreePruner(Policy):
 
     name: ClassVar[str] = "dynamic"
     source: ClassVar[str] = "the article, strategy D"
+    space: ClassVar[Space] = {
+        "tau": Real(0.005, 0.6, log=True),
+        "low": Real(0.1, 4.0),
+        "high": Real(0.5, 9.0),
+        "mid_widths": Choice(((1, 1), (1, 2), (2, 2), (2, 3), (2, 4), (3, 4), (4, 6))),
+        "depth": Whole(1, 6),
+        "deep": Whole(3, 10),
+        "budget": Whole(2, 64, log=True),
+        "scope": Choice(("node", "level")),
+    }
 
     tau: float | str = 0.08
     low: float = 1.0

@@ -18,6 +18,7 @@ from treespec.policies.base import (
     top_nodes,
     whole,
 )
+from treespec.policies.space import Space, Whole
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Eagle2(Policy):
 
     name: ClassVar[str] = "eagle2"
     source: ClassVar[str] = "Li et al. 2024 (EAGLE-2, section 4), arXiv 2406.16858"
+    space: ClassVar[Space] = {"total": Whole(2, 64, log=True), "depth": Whole(1, 10), "top_k": Whole(1, 10)}
 
     total: int = 60
     depth: int = 6

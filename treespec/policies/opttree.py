@@ -20,6 +20,7 @@ from treespec.policies.base import (
     top_nodes,
     whole,
 )
+from treespec.policies.space import Real, Space, Whole
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class OptTree(Policy):
 
     name: ClassVar[str] = "opttree"
     source: ClassVar[str] = "Wang et al. 2024 (OPT-Tree, algorithm 1), arXiv 2406.17276"
+    space: ClassVar[Space] = {"budget": Whole(1, 64, log=True), "delta": Real(0.02, 0.9), "depth": Whole(1, 10)}
 
     budget: int = 50
     delta: float = 0.5

@@ -69,7 +69,7 @@ def parse_policies(text: str) -> list[Policy]:
         return [cls() for cls in POLICIES.values()]
     parts: list[str] = []
     for item in filter(None, (part.strip() for part in text.split(","))):
-        if parts and "=" in item and ":" not in item:
+        if parts and "=" in item.partition(":")[0]:  # a value may hold a colon: cost=a100x4:70b
             parts[-1] += ("," if ":" in parts[-1] else ":") + item
         else:
             parts.append(item)

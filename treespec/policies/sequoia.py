@@ -12,6 +12,7 @@ from treespec.errors import PolicyError
 from treespec.files import read_json
 from treespec.policies.base import Decision, Frontier, Policy, present_children, reasons, whole
 from treespec.policies.shape import StaticTree, best_tree
+from treespec.policies.space import Space, Whole
 from treespec.prompts import data_dir
 
 EMBEDDED = "embedded"  # the acceptance vector in data/sequoia.json
@@ -51,6 +52,7 @@ class Sequoia(Policy):
     name: ClassVar[str] = "sequoia"
     source: ClassVar[str] = "Chen et al. 2024 (Sequoia, section 3), arXiv 2402.12374"
     predictable: ClassVar[bool] = True
+    space: ClassVar[Space] = {"budget": Whole(1, 64, log=True), "depth": Whole(1, 10)}
 
     budget: int = 16
     depth: int = 6

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from treespec.errors import PolicyError
 from treespec.policies.base import MAX_NODES, Decision, Frontier, Policy, present_children, reasons, whole
+from treespec.policies.space import Choice, Space
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,22 @@ class SpecInfer(Policy):
     name: ClassVar[str] = "specinfer"
     source: ClassVar[str] = "Miao et al. 2024 (SpecInfer, section 3), arXiv 2305.09781"
     predictable: ClassVar[bool] = True
+    space: ClassVar[Space] = {
+        "expansion": Choice(
+            (
+                (1, 1),
+                (2,),
+                (2, 1),
+                (2, 1, 1),
+                (2, 2),
+                (3, 1, 1),
+                (2, 2, 1),
+                (3, 2, 1),
+                (4, 2, 1, 1),
+                (1, 1, 3, 1, 1, 1, 1, 1),
+            )
+        )
+    }
 
     expansion: tuple[int, ...] = (1, 1, 3, 1, 1, 1, 1, 1)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from treespec.errors import PolicyError
 from treespec.policies.base import MAX_NODES, Decision, Frontier, Policy, number, present_children, reasons, whole
+from treespec.policies.space import Choice, Space, Whole
 
 SVIP_SCALE = 0.15  # the paper's c in sqrt(c * H), which estimates the total variation between draft and target
 
@@ -57,6 +58,7 @@ class Uniform(Policy):
     name: ClassVar[str] = "uniform"
     source: ClassVar[str] = "the article, strategy B"
     predictable: ClassVar[bool] = True
+    space: ClassVar[Space] = {"depth": Whole(1, 5), "width": Whole(1, 4)}
 
     depth: int = 4
     width: int = 3
@@ -104,6 +106,11 @@ class Linear(Policy):
         "Leviathan et al. 2023 (arXiv 2211.17192); the article, strategy A; svip: Zhang et al. 2024 (arXiv 2411.18462)"
     )
     predictable: ClassVar[bool] = True
+    space: ClassVar[Space] = {
+        "gamma": Whole(1, 12),
+        "confidence": Choice((0.0, 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)),
+        "cumulative": Choice((0.0, 0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)),
+    }
 
     gamma: int = 5
     confidence: float = 0.0

@@ -19,6 +19,7 @@ from treespec.policies.base import (
     top_nodes,
     whole,
 )
+from treespec.policies.space import Real, Space, Whole
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,12 @@ class Threshold(Policy):
 
     name: ClassVar[str] = "threshold"
     source: ClassVar[str] = "the article, strategy C"
+    space: ClassVar[Space] = {
+        "tau": Real(0.005, 0.6, log=True),
+        "width": Whole(1, 8),
+        "depth": Whole(1, 10),
+        "budget": Whole(2, 96, log=True),
+    }
 
     tau: float = 0.08
     width: int = 4

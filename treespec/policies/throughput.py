@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from treespec.calibration import Calibration
-from treespec.cost import CostCurve, CostModel
+from treespec.cost import CostModel, load_cost
 from treespec.errors import PolicyError
 from treespec.policies.base import (
     Decision,
@@ -26,6 +26,7 @@ from treespec.policies.base import (
     whole,
 )
 from treespec.policies.price import NodePrice
+from treespec.policies.space import Choice, Space, Whole
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Throughput(Policy):
     Cost per step: up to ``max_depth`` draft forwards, one target forward over at most budget + 1 nodes.
 
     Args:
-        cost: a curve, or the name or file of one (:meth:`treespec.cost.CostCurve.load`).
+        cost: a cost model, or the name or file of one (:func:`treespec.cost.load_cost`).
         calibration: a calibration or its file; ``"none"`` takes the draft's probabilities as they are.
         max_depth: most draft levels.
         budget: most candidate nodes that the search may answer, root excluded.
@@ -61,6 +62,12 @@ class Throughput(Policy):
     source: ClassVar[str] = (
         "this project; the ratio by Dinkelbach 1967, the prefix of largest P as in DySpec and OPT-Tree"
     )
+    space: ClassVar[Space] = {
+        "max_depth": Whole(1, 10),
+        "budget": Whole(1, 64, log=True),
+        "width": Whole(1, 16),
+        "spread": Choice((0.0, 0.0, 0.5, 1.0, 2.0)),
+    }
 
     cost: CostModel | str = "measured"
     calibration: Calibration | str = "none"
@@ -87,7 +94,7 @@ class Throughput(Policy):
                 )
             number("rate", self.rate, 0, 1e9)
         number("spread", self.spread, 0, 64)
-        cost = CostCurve.load(self.cost) if isinstance(self.cost, str) else self.cost
+        cost = load_cost(self.cost) if isinstance(self.cost, str) else self.cost
         plain = Calibration() if self.calibration == "none" else self.calibration
         sizes = range(self.budget + 1)
         verify = [cost.verify(1 + n) + cost.overhead for n in sizes]

@@ -1,0 +1,253 @@
+"""A replay is the live engine, step for step and node for node, for every policy and every kind of draft."""
+
+import dataclasses
+
+import pytest
+import torch
+from conftest import VOCAB, build
+from test_head import texts
+
+from treespec import generate
+from treespec.cost import CostCurve
+from treespec.distill.train_head import new_head
+from treespec.drafters import HeadDrafter, MixDrafter, NgramDrafter
+from treespec.errors import TraceError
+from treespec.pairs import Pair
+from treespec.policies import POLICIES, BestFirst, Observation, Sequoia, Threshold, Throughput, parse_policy
+from treespec.prompts import Prompt
+from treespec.trace import Caps, Sampling, Trace, record, replay
+from treespec.tree import Reason
+
+NEW = 18
+CURVE = CostCurve((1, 8, 32, 128), (1.0, 1.1, 1.6, 4.0), (1, 64), (0.05, 0.3), overhead=0.1, name="curve")
+PROMPTS = [Prompt("one", "x", ["5 9 11 20 33"]), Prompt("two", "y", ["40 2 7 7 8 40 2"]), Prompt("three", "x", ["3"])]
+SAMPLINGS = {
+    "greedy": Sampling(max_new_tokens=NEW),
+    "coupled": Sampling("coupled", 0.7, 0.9, seed=5, max_new_tokens=NEW),
+    "coupled at 1": Sampling("coupled", seed=3, max_new_tokens=NEW),
+}
+# settings beside the defaults that reach into every branch; tiny random models are unsure, so thresholds are low
+MORE = [
+    "linear:gamma=10",
+    "linear:gamma=8,confidence=0.2,svip=0.9",
+    "uniform:depth=2,width=4",
+    "threshold:tau=0.02,width=6,depth=5",
+    "dynamic:tau=0.01,high=6,low=2.5",
+    "dynamic:tau=0.005,high=9,low=4,scope=level,budget=20,mid_widths=1/3",
+    "specinfer:expansion=2/2/1/1",
+    "eagle2:total=20,depth=4,top_k=4",
+    "opttree:budget=12,delta=0.2",
+    "sequoia:budget=24,depth=5",
+    "bestfirst:budget=12,grow=0.1",
+    "bestfirst:budget=30,floor=0.02,depth=3",
+]
+
+WIDE = Caps(floor=1e-4, width=64, nodes=96)
+
+
+class Words:
+    """A tokenizer whose text is numbers."""
+
+    chat_template = None
+
+    def __call__(self, text):
+        return [int(word) for word in text.split()]
+
+
+def pairs():
+    target = build("llama")
+    head = new_head(target, "tiny", texts(target), VOCAB, seed=0)
+    with torch.no_grad():
+        for p in (head.out.weight, head.down.weight):
+            p.normal_(std=0.2)
+    noisy = build("llama")  # a draft that is often right: the target with a little noise
+    torch.manual_seed(2)
+    with torch.no_grad():
+        for p in noisy.parameters():
+            p.add_(0.05 * p.std() * torch.randn_like(p)) if p.dim() > 1 else None
+    drafts = {"model": noisy, "ngram": NgramDrafter(order=3), "head": HeadDrafter(head.eval()), "mix": MixDrafter(head)}
+    return {name: Pair(target, draft, Words(), "tiny") for name, draft in drafts.items()}
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return pairs()
+
+
+@pytest.fixture(scope="module")
+def traces(tiny, tmp_path_factory):
+    """Recorded once: (draft, sampling) -> trace. With this vocabulary nothing is left out but for what caps cut."""
+    folder = tmp_path_factory.mktemp("traces")
+    made = {}
+
+    def of(draft, sampling, caps=WIDE):
+        key = (draft, sampling, caps)
+        if key not in made:
+            path = folder / f"{len(made)}.parquet"
+            record(tiny[draft], PROMPTS, path, sampling=SAMPLINGS[sampling], caps=caps)
+            made[key] = Trace.load(path)
+        return made[key]
+
+    return of
+
+
+def live(pair, policy, sampling):
+    """``(prompt, position, tokens, nodes, kept tokens by path, widths)`` of every step that the engine really makes."""
+    out = []
+    for number, prompt in enumerate(PROMPTS):
+        options = SAMPLINGS[sampling].options()
+        result = generate(
+            pair.target, pair.draft, pair.prompt_ids(prompt.turns), policy=policy, pad_token_id=0, **options
+        )
+        for event in result.steps[1:]:
+            out.append(
+                (
+                    number,
+                    event.position,
+                    tuple(event.tokens),
+                    len(event.path),
+                    paths(event.tree),
+                    len(event.draft_forwards),
+                )
+            )
+    return out
+
+
+def paths(tree):
+    """Kept nodes as token paths, in the order of the tree."""
+    kept, _ = tree.kept()
+    return [tuple(kept.token[kept.path(i)[1:]].tolist()) for i in range(1, len(kept))]
+
+
+def replayed(result):
+    trace, out = result.trace, []
+    for step, row in enumerate(result.rows.tolist()):
+        number, count = int(trace.prompt[row]), int(result.tokens[step])
+        text = trace.tokens(number)
+        at = int(trace.positions[row]) - trace.prompts[number].prompt_tokens
+        tokens = tuple(text[at + 1 : at + 1 + count])
+        accepted = int(result.grown.accepted[step])
+        levels = int(result.grown.levels[step])
+        out.append((number, int(trace.positions[row]), tokens, accepted, paths(result.tree(step)), levels))
+    return out
+
+
+def policies():
+    specs = [name for name in POLICIES if name != "throughput"] + MORE
+    made = [pytest.param(parse_policy(spec), id=spec) for spec in specs]
+    throughput = [Throughput(CURVE), Throughput(CURVE, budget=24, spread=0.5, max_depth=5)]
+    return made + [pytest.param(p, id=f"throughput-{i}") for i, p in enumerate(throughput)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("draft", ["model", "ngram", "head", "mix"])
+@pytest.mark.parametrize("policy", policies())
+def test_replay_is_the_live_engine(tiny, traces, policy, draft, sampling):
+    result = replay(traces(draft, sampling), policy)
+    want, got = live(tiny[draft], policy, sampling), replayed(result)
+    steps = {step[:2]: step for step in want}
+    exact = [i for i in range(len(got)) if not result.grown.truncated[i]]
+    assert all(got[i] == steps.get(got[i][:2], got[i]) for i in exact)
+    if len(exact) == len(got):
+        assert got == want
+    assert len(exact) >= 0.5 * len(got) or "coupled" in sampling or policy.name in ("uniform", "eagle2", "specinfer")
+
+
+@pytest.mark.parametrize("draft", ["model", "ngram", "head", "mix"])
+def test_most_of_it_is_exact(traces, draft):
+    """What the trace is for is not truncated, else the test above would show little."""
+    for sampling in SAMPLINGS:
+        for spec in (
+            "plain",
+            "linear:gamma=10",
+            "threshold",
+            "dynamic:tau=0.01,high=6",
+            "bestfirst",
+            "bestfirst:budget=12",
+        ):
+            assert replay(traces(draft, sampling), spec).totals["truncated_share"] == 0, (draft, sampling, spec)
+
+
+def test_accepting_happens(traces):
+    assert replay(traces("model", "greedy"), "bestfirst").totals["tokens_per_step"] > 1.5
+
+
+def test_below_the_floor_is_counted_and_the_rest_is_right(tiny, traces):
+    coarse = traces("model", "greedy", Caps(floor=0.05, depth=4, width=8, nodes=16))
+    policy = BestFirst(budget=12, floor=0.0, depth=6)
+    result = replay(coarse, policy)
+    share = result.totals["truncated_share"]
+    assert 0 < share < 1
+    steps = {step[:2]: step for step in live(tiny["model"], policy, "greedy")}
+    exact = [s for s, bad in zip(replayed(result), result.grown.truncated.tolist()) if not bad]
+    met = [s for s in exact if s[:2] in steps]
+    assert met and all(s == steps[s[:2]] for s in met)
+    assert replay(coarse, BestFirst(budget=12, floor=0.05, depth=4)).totals["truncated_share"] == 0
+
+
+def test_every_position_agrees_and_not_only_the_visited(tiny, traces):
+    """Whatever the walk, ``regrow`` says the same of a position alone as among all of them."""
+    from treespec.trace.regrow import regrow
+
+    trace = traces("mix", "coupled")
+    for policy in (Threshold(0.02), Throughput(CURVE), Sequoia(budget=20)):
+        together = regrow(trace.index, torch.arange(len(trace)), policy)
+        for row in range(0, len(trace), 7):
+            alone = regrow(trace.index, torch.tensor([row]), policy)
+            assert not together.at(torch.tensor([row])).differs(alone).any()
+            assert bool(alone.truncated) == bool(together.truncated[row])
+
+
+def test_adaptive_policies_go_step_by_step(traces):
+    trace = traces("model", "greedy")
+    with pytest.raises(TraceError, match="give a cost model"):
+        replay(trace, "dynamic:tau=auto")
+    result = replay(trace, "dynamic:tau=auto,high=9", CURVE)
+    policy, prompt = parse_policy("dynamic:tau=auto,high=9"), -1
+    for row in result.steps.itertuples():
+        if row.prompt != prompt:
+            prompt, state = row.prompt, policy
+        at = [i for i in range(len(trace)) if trace.prompt[i] == prompt and trace.positions[i] == row.position]
+        fixed = replay(trace, dataclasses.replace(policy, tau=state.threshold))
+        again = {(s.prompt, s.position): s for s in fixed.steps.itertuples()}.get((row.prompt, row.position))
+        assert len(at) == 1 and (again is None or (again.nodes, again.accepted) == (row.nodes, row.accepted))
+        seconds = row.verify + row.draft + CURVE.overhead
+        state = state.after_step(Observation(row.tokens, row.nodes, seconds, row.verify))
+    assert result.totals["speedup"] > 0
+
+
+def test_seconds_and_speedup_are_the_curves(traces):
+    result = replay(traces("model", "greedy"), "bestfirst:budget=8", CURVE)
+    seconds = 0.0
+    for row in result.steps.itertuples():
+        seconds += CURVE.verify(row.nodes) + sum(CURVE.draft(int(w)) for w in row.widths.split("/") if w) + 0.1
+    totals = result.totals
+    assert totals["seconds"] == pytest.approx(seconds)
+    assert totals["speedup"] == pytest.approx(int(result.tokens.sum()) * (CURVE.verify(1) + 0.1) / seconds)
+    assert replay(traces("model", "greedy"), "plain", CURVE).totals["speedup"] == pytest.approx(1.0)
+    sums = result.by_prompt
+    assert sums["steps"].sum() == totals["steps"] and sums["tokens"].sum() == result.tokens.sum()
+    assert list(sums.index) == [0, 1, 2] and sums["tokens"].tolist() == [NEW - 1] * 3
+
+
+def test_the_frame_and_the_trees(traces):
+    trace = traces("model", "greedy")
+    result = replay(trace, "threshold:tau=0.02")
+    frame = result.steps
+    assert list(frame.columns) == ["prompt", "position", "tokens", "accepted", "nodes", "levels", "widths", "truncated"]
+    assert len(frame) == result.totals["steps"]
+    for step in range(len(frame)):
+        tree = result.tree(step)
+        assert tree.candidates + 1 == frame.nodes[step] and len(tree.accepted) == frame.accepted[step]
+        assert all(tree.reason[i] == Reason.KEPT for i in tree.accepted)
+    assert "steps" in repr(result) and "positions" in repr(trace)
+
+
+def test_texts_are_the_targets(tiny, traces):
+    for sampling in SAMPLINGS:
+        trace = traces("model", sampling)
+        for number, prompt in enumerate(PROMPTS):
+            ids = tiny["model"].prompt_ids(prompt.turns)
+            options = SAMPLINGS[sampling].options()
+            plain = generate(tiny["model"].target, None, ids, policy="plain", pad_token_id=0, **options)
+            assert trace.tokens(number) == plain.tokens

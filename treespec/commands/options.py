@@ -1,0 +1,77 @@
+"""Options that several commands share, and what goes to stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from treespec.compare import Progress
+from treespec.errors import InputError
+
+notes = Console(stderr=True)
+
+Target = Annotated[str, typer.Option(help="Target: 'smollm2' (embedded), 'toy', a local folder or a hub id.")]
+Draft = Annotated[
+    str,
+    typer.Option(
+        help="Draft: 'mix' (shipped feature head and n-grams), 'head', 'lm' (shipped small model), 'ngram', 'none', "
+        "'self', a folder or a hub id. 'auto': mix for smollm2, ngram for others."
+    ),
+]
+Fast = Annotated[
+    str,
+    typer.Option(
+        help="Faster forwards, checked against the model's own: 'cpu' (packed products), 'lean', 'compile', 'off'."
+    ),
+]
+Dtype = Annotated[str, typer.Option(help="float32 (exact), bfloat16 or float16.")]
+NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Most new tokens per prompt.")]
+Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy; above, tokens are drawn.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")]
+Cost = Annotated[
+    str,
+    typer.Option(
+        help="Cost model: 'measured', 'article', a file of treespec measure, hardware such as a100x4:70b or "
+        "rtx4090:8b+1b@int4, or a table in ms such as '1:24.5 36:28.1; draft 1:3.1; overhead 0.5'."
+    ),
+]
+Context = Annotated[int, typer.Option(min=0, help="Cached tokens to price at; 0 is the trace's own mean.")]
+Batch = Annotated[int, typer.Option(min=1, help="Trees in one verification.")]
+
+
+@contextmanager
+def progress_bar() -> Iterator[Progress]:
+    """A bar on stderr, as the function that moves it: done, total, what is running."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    bar = Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=notes,
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("starting", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+
+
+def writable(path: Path, force: bool) -> None:
+    """Refuse, before any work, to write where something is or where nothing can be.
+
+    Raises:
+        InputError: naming the way out.
+    """
+    if path.exists() and not force:
+        raise InputError(f"{path} exists; give another --out, or --force to replace it")
+    if not path.parent.is_dir():
+        raise InputError(f"cannot write {path}: there is no folder {path.parent}")

@@ -1,0 +1,168 @@
+"""Commands that answer "which settings?": search them on a trace, hand them to another engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from treespec.commands.options import (
+    Batch,
+    Context,
+    Cost,
+    Draft,
+    Dtype,
+    Fast,
+    Force,
+    Json,
+    NewTokens,
+    Seed,
+    Target,
+    notes,
+    progress_bar,
+    writable,
+)
+
+
+def tune(
+    trace: Annotated[Path, typer.Argument(help="A trace of treespec record.")],
+    cost: Cost = "measured",
+    policy: Annotated[str, typer.Option(help="Names of policies to search, comma-separated, or 'all'.")] = "all",
+    settings: Annotated[int, typer.Option(min=1, help="Settings to try.")] = 1000,
+    out: Annotated[Path | None, typer.Option(help="Where the result goes, for treespec export.")] = None,
+    context: Context = 0,
+    batch: Batch = 1,
+    confirm: Annotated[
+        bool, typer.Option("--confirm", help="Run the recommended setting live and set it beside the prediction.")
+    ] = False,
+    prompts: Annotated[Path | None, typer.Option(help="Of --confirm. Default: the repo's own.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Prompts of --confirm, spread over the file.")] = 12,
+    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of --confirm.")] = 1,
+    max_new_tokens: NewTokens = 64,
+    target: Target = "smollm2",
+    draft: Draft = "auto",
+    dtype: Dtype = "float32",
+    fast: Fast = "off",
+    seed: Seed = 0,
+    force: Force = False,
+    as_json: Json = False,
+) -> None:
+    """Find the setting that gives the most tokens per second, by replaying a trace under thousands of them.
+
+    Plain decoding and chains are always among them, so the answer may be "do not speculate". The speed-up that is
+    quoted comes from prompts that the search did not see.
+
+    Example: treespec tune data/traces/embedded.parquet --cost measured --policy dynamic,bestfirst --out tuned.json
+    """
+    from treespec.cost import load_cost
+    from treespec.trace import Trace
+    from treespec.tune import policy_types
+    from treespec.tune import tune as run
+
+    if out is not None:
+        writable(out, force)
+    policy_types(policy)
+    model, recorded = load_cost(cost), Trace.load(trace)
+    with progress_bar() as tell:
+        found = run(
+            recorded,
+            model,
+            policy,
+            settings=settings,
+            context=context or None,
+            batch=batch,
+            seed=seed,
+            progress=tell,
+        )
+    result = found.as_dict()
+    if confirm:
+        result["confirmed"] = _confirm(
+            found.recommended, prompts, limit, rounds, max_new_tokens, (target, draft, dtype, fast)
+        )
+    if out is not None:
+        found.save(out, **({"confirmed": result["confirmed"]} if confirm else {}))
+    print(json.dumps(result)) if as_json else _show(result)
+
+
+def _confirm(
+    recommended: dict[str, Any],
+    prompts: Path | None,
+    limit: int,
+    rounds: int,
+    new: int,
+    pair: tuple[str, str, str, str],
+) -> dict[str, Any]:
+    """The live engine's row of the recommended setting, beside what was predicted."""
+    from treespec.compare import compare
+    from treespec.pairs import load_pair
+    from treespec.policies import parse_policies
+    from treespec.prompts import mixed_prompts, read_prompts
+
+    rows = read_prompts(prompts or mixed_prompts())
+    rows = rows if limit >= len(rows) else [rows[i * len(rows) // limit] for i in range(limit)]
+    with progress_bar() as tell:
+        live = compare(
+            load_pair(*pair),
+            rows,
+            parse_policies(recommended["policy"]),
+            rounds=rounds,
+            max_new_tokens=new,
+            progress=tell,
+        )
+    measured = next(r for r in live["rows"] if r["policy"] == recommended["policy"])
+    predicted = {k: recommended["held_out"][k] for k in ("speedup", "speedup_ci", "tokens_per_step")}
+    return {"predicted": predicted, "measured": measured, "prompts": len(rows), "machine": live["machine"]}
+
+
+def _show(result: dict[str, Any]) -> None:
+    table = Table("policy", "tokens/step", "nodes", "verify ms", "draft ms", "speed-up", "held out", "truncated")
+    for row in sorted(result["by_policy"].values(), key=lambda r: -r["search"]):
+        numbers = [f"{row[k]:.2f}" for k in ("tokens_per_step", "nodes", "verify_ms", "draft_ms")]
+        ratios = [f"{row[k]:.2f}×" for k in ("speedup", "held_out")]
+        table.add_row(row["policy"], *numbers, *ratios, f"{100 * row['truncated_share']:.1f} %")
+    table.title = f"best setting of each policy, {result['settings']} tried, cost {result['cost']['name']}"
+    console = Console(width=180, markup=False, highlight=False)
+    console.print(table)
+    best, held = result["recommended"], result["recommended"]["held_out"]
+    low, high = held["speedup_ci"]
+    console.print(
+        f"recommended: {best['policy']}  {held['speedup']:.2f}× ({low:.2f} to {high:.2f}) on "
+        f"{result['prompts']['held_out']} held-out prompts, {held['tokens_per_step']:.2f} tokens per step"
+    )
+    if best["speedup"] <= 1:
+        console.print("no setting beats plain decoding at this cost: do not speculate")
+    if "confirmed" in result:
+        live = result["confirmed"]["measured"]
+        low, high = live["speedup_ci"]
+        console.print(
+            f"live: {live['speedup']:.2f}× ({low:.2f} to {high:.2f}), {live['tokens_per_step']:.2f} tokens per step; "
+            "the prediction leaves the prefill out"
+        )
+
+
+def export(
+    tuned: Annotated[str, typer.Argument(help="A file of treespec tune --out, or a policy such as linear:gamma=4.")],
+    to: Annotated[
+        str, typer.Option(help="transformers, sglang, tensorrt-llm, vllm, llama.cpp, openvino or eagle.")
+    ] = "transformers",
+    as_json: Json = False,
+) -> None:
+    """Print settings for another engine: exact flags or JSON on stdout, what it cannot express on stderr.
+
+    Example: treespec export tuned.json --to sglang
+    """
+    from treespec.export import export as run
+    from treespec.export import load_tuning
+
+    result = run(load_tuning(tuned), to)
+    if as_json:
+        print(json.dumps(result.as_dict()))
+        return
+    if result.text:
+        print(result.text)
+    for note in result.notes:
+        notes.print(f"- {note}", style="dim", highlight=False, markup=False)

@@ -1,0 +1,277 @@
+"""Growing a policy's trees again out of recorded supertrees, for thousands of positions at once.
+
+The policy's own ``decide`` and ``trim`` are asked, level by level, as the live engine asks them for one tree. A child
+that the draft offered but that was not recorded is shown as a *phantom*: with the largest probability that it can
+have (:mod:`treespec.trace.index`). If the policy does not even keep that, the true one would not have been kept
+either, and the tree is exact. Where a phantom was kept, the tree is grown once more without any. If a policy expands or
+verifies a phantom, or the two trees differ, then what it would have done depends on nodes beyond the recording's caps:
+the position is *truncated*, and its figures are those of the recorded nodes alone.
+
+This takes for granted what all policies here keep: they are monotone, a less probable child is never treated better.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from treespec.policies.base import Frontier, Policy
+from treespec.trace.index import Index
+from treespec.tree import Reason
+
+CHUNK = 4096  # positions grown at once; bounds the memory
+NARROW = 16  # up to this width all phantoms are shown at once, beyond it one per node first
+GAP = 2e-6  # relative: a phantom stays below its mark in float32 too
+NONE, PHANTOM = -1, -2  # instead of a node
+FILL = {"widths": 0, "kept": NONE}  # padding of the tables that have two dimensions
+
+
+@dataclass
+class Grown:
+    """Trees of B positions.
+
+    Args:
+        accepted: ``[B]`` int64, nodes of the true continuation among the verified ones.
+        nodes: ``[B]`` int64, nodes of the verification, the root included.
+        widths: ``[B, levels]`` int64, nodes that each draft forward expanded.
+        truncated: ``[B]`` bool, see the module's docstring.
+        kept: ``[B, M]`` int64, the verified candidates as numbers in :class:`Index`, ascending, -1 for padding.
+    """
+
+    accepted: Tensor
+    nodes: Tensor
+    widths: Tensor
+    truncated: Tensor
+    kept: Tensor
+
+    @property
+    def levels(self) -> Tensor:
+        """``[B]`` draft forwards."""
+        return (self.widths > 0).sum(-1)
+
+    def at(self, rows: Tensor) -> Grown:
+        """The trees of ``rows``."""
+        return Grown(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+
+    @classmethod
+    def stack(cls, parts: list[Grown]) -> Grown:
+        """The trees of all parts."""
+        if len(parts) == 1:
+            return parts[0]
+        tables = {f.name: [getattr(p, f.name) for p in parts] for f in fields(cls)}
+        for name, fill in FILL.items():
+            widest = max(tables[name], key=lambda t: int(t.shape[1]))
+            tables[name] = [_as_wide(t, widest, fill) for t in tables[name]]
+        return cls(**{name: torch.cat(values) for name, values in tables.items()})
+
+    def put(self, rows: Tensor, other: Grown) -> None:
+        """Overwrite the trees of ``rows``."""
+        for f in fields(self):
+            mine, new = getattr(self, f.name), getattr(other, f.name)
+            if f.name in FILL:
+                mine, new = _as_wide(mine, new, FILL[f.name]), _as_wide(new, mine, FILL[f.name])
+            setattr(self, f.name, mine.index_copy(0, rows, new))
+
+    def differs(self, other: Grown) -> Tensor:
+        """``[B]`` bool: another tree, or other draft forwards."""
+        out = self.nodes != other.nodes
+        for name, fill in FILL.items():
+            mine, new = getattr(self, name), getattr(other, name)
+            out |= (_as_wide(mine, new, fill) != _as_wide(new, mine, fill)).any(-1)
+        return out
+
+
+def _as_wide(table: Tensor, other: Tensor, fill: int) -> Tensor:
+    missing = other.shape[1] - table.shape[1]
+    return torch.nn.functional.pad(table, (0, missing), value=fill) if missing > 0 else table
+
+
+def regrow(index: Index, rows: Tensor, policy: Policy) -> Grown:
+    """The policy's trees at the positions ``rows`` ``[B]``; exact except where ``truncated`` says so."""
+    return Grown.stack([_resolved(index, part, policy) for part in rows.split(CHUNK)])
+
+
+def _resolved(index: Index, rows: Tensor, policy: Policy) -> Grown:
+    """Grow with phantoms; where they were kept, find out whether they matter."""
+    narrow = policy.width <= NARROW
+    grown, touched = _Growing(index, rows, policy, policy.width if narrow else 1).run()
+    at = touched.nonzero().flatten()
+    if len(at):
+        some = rows[at]
+        full = grown.at(at)
+        if not narrow:
+            full, _ = _Growing(index, some, policy, policy.width).run()
+        known, _ = _Growing(index, some, policy, 0).run()
+        known.truncated |= full.truncated | full.differs(known)
+        grown.put(at, known)
+    return grown
+
+
+class _Growing:
+    """Trees of one chunk under way. Rows leave as they finish; the others' tables stay as small as they can be.
+
+    Args:
+        index: the supertrees.
+        rows: positions.
+        policy: decides.
+        phantoms: how many are shown beyond a node's last recorded child; 0 shows none at all.
+    """
+
+    def __init__(self, index: Index, rows: Tensor, policy: Policy, phantoms: int) -> None:
+        self.index, self.policy, self.phantoms = index, policy, phantoms
+        count = len(rows)
+        self.limit = index.room[rows].clamp(max=policy.levels)
+        self.mark = index.mark[rows]
+        self.touched = torch.zeros(count, dtype=torch.bool)
+        self.beyond = torch.zeros(count, dtype=torch.bool)
+        self.done: list[tuple[Tensor, Tensor, Tensor]] = []  # rows, kept, drawn
+        self.active = torch.arange(count)
+        self.pool = torch.empty(count, 0)  # scores of kept candidates
+        self.ids = torch.empty(count, 0, dtype=torch.long)  # which they are
+        self.drawn = torch.empty(count, 0, dtype=torch.long)
+        self.front = index.root[rows][:, None]  # nodes that are expanded next, NONE for padding
+        self.score = torch.zeros(count, 1)
+        self.ranks = torch.empty(count, 1, 0, dtype=torch.long)
+
+    def run(self) -> tuple[Grown, Tensor]:
+        """The trees, and ``[B]`` bool where a phantom had been kept at some time."""
+        depth = 0
+        self._retire(self.limit > depth)
+        while len(self.active):
+            self._level(depth)
+            depth += 1
+            self._retire((self.front != NONE).any(-1) & (self.limit[self.active] > depth))
+        return self._finished(), self.touched
+
+    def _level(self, depth: int) -> None:
+        alive = self._known(depth)
+        children, logp = self._children(depth, alive)  # [A, F, K]
+        own = self.front.clamp(min=0)
+        self.drawn = torch.cat([self.drawn, alive.sum(-1, keepdim=True)], dim=-1)
+        frontier = Frontier(
+            depth=depth,
+            log_path=self.index.log_path[own],
+            entropy=self.index.entropy[own],
+            child_logp=logp,
+            alive=alive,
+            score=self.score,
+            pool=self.pool,
+            ranks=self.ranks,
+            drawn=self.drawn,
+        )
+        decision = self.policy.decide(frontier)
+        score = decision.score if decision.score is not None else frontier.child_log_path()
+        kept = decision.reason == Reason.KEPT
+        phantom = children == PHANTOM
+        self.touched[self.active] |= (kept & phantom).flatten(1).any(-1)
+        self.beyond[self.active] |= (decision.expand & phantom).flatten(1).any(-1)
+        grow_on = decision.expand & ~phantom
+        self._append(kept, children, score)
+        self._advance(grow_on, children, score)
+
+    def _known(self, depth: int) -> Tensor:
+        """``[A, F]`` bool: living nodes of the frontier; those the recorder did not expand end here."""
+        alive = self.front != NONE
+        asked = self.index.offered[self.front.clamp(min=0)] >= 0
+        self.beyond[self.active] |= (alive & ~asked).any(-1)
+        return alive & asked
+
+    def _children(self, depth: int, alive: Tensor) -> tuple[Tensor, Tensor]:
+        """Nodes ``[A, F, K]`` by rank (NONE, PHANTOM) and their log-probabilities."""
+        index, own = self.index, self.front.clamp(min=0)
+        count = index.count[own].long() * alive
+        first = index.first[own].long()
+        last = torch.where(count > 0, index.rank[first + (count - 1).clamp(min=0)].long(), -1)
+        width = max(1, min(self.policy.width, int(last.max()) + 1 + self.phantoms))
+        slot = torch.arange(min(width, max(int(count.max()), 1)))
+        child = first[..., None] + slot
+        there = slot < count[..., None]
+        rank = index.rank[child.clamp(max=len(index.rank) - 1)].long()
+        children = torch.full((*own.shape, width + 1), NONE)  # the last column takes what is ranked too low
+        children.scatter_(-1, torch.where(there & (rank < width), rank, width), torch.where(there, child, NONE))
+        children = children[..., :width]
+        known = children >= 0
+        logp = index.logp[children.clamp(min=0)].masked_fill(~known, -torch.inf)
+        if self.phantoms:
+            phantom = ~known & alive[..., None] & self._offered(own, width)
+            children = children.masked_fill(phantom, PHANTOM)
+            logp = torch.where(phantom, self._bound(depth, own, width), logp)
+        return children, logp
+
+    def _offered(self, own: Tensor, width: int) -> Tensor:
+        """``[A, F, K]`` bool: the draft had a child of this rank; from the recorder's width on, it may have had."""
+        offered = self.index.offered[own].long()[..., None]
+        rank = torch.arange(width)
+        return (rank < offered) | ((rank >= self.index.caps.width) & (offered == self.index.caps.width))
+
+    def _bound(self, depth: int, own: Tensor, width: int) -> Tensor:
+        """``[A, F, K]`` log-probability that an unrecorded child cannot reach."""
+        path, rest = self.index.log_path[own], self.index.rest[own]
+        mark = self.mark[self.active, min(depth + 1, self.mark.shape[1] - 1)][:, None]
+        below = mark - GAP * mark.abs().clamp(min=1) - path
+        within = torch.arange(width) < self.index.caps.width  # the marks speak of what the recorder was shown
+        return torch.where(within, torch.minimum(below, rest)[..., None], rest[..., None]).clamp(max=0.0)
+
+    def _append(self, kept: Tensor, children: Tensor, score: Tensor) -> None:
+        """The level's kept nodes join the pool."""
+        place = _Packed(kept.flatten(1))
+        self.ids = torch.cat([self.ids, place.pack(children, NONE)], dim=-1)
+        self.pool = torch.cat([self.pool, place.pack(score, -torch.inf)], dim=-1)
+
+    def _advance(self, grow_on: Tensor, children: Tensor, score: Tensor) -> None:
+        """The next frontier."""
+        place = _Packed(grow_on.flatten(1))
+        width = grow_on.shape[-1]
+        above = place.column // width
+        ranks = torch.cat([self.ranks[place.row, above], (place.column % width)[:, None]], dim=-1)
+        new = torch.zeros(*place.shape, ranks.shape[-1], dtype=torch.long)
+        new[place.row, place.slot] = ranks
+        self.front, self.score, self.ranks = place.pack(children, NONE), place.pack(score, 0.0), new
+
+    def _retire(self, going: Tensor) -> None:
+        """Rows whose tree is grown leave."""
+        if bool(going.all()):
+            return
+        gone = ~going
+        score = torch.nn.functional.pad(self.pool[gone], (1, 0), value=0.0)  # the root in front
+        ids, drawn = self.ids[gone], self.drawn[gone]
+        kept = torch.nn.functional.pad(ids != NONE, (1, 0), value=True)
+        if drawn.shape[1]:  # without a draft forward the live engine asks no policy
+            kept = self.policy.trim(score, kept, drawn)
+        self.done.append((self.active[gone], ids.masked_fill(~kept[:, 1:], NONE), drawn))
+        for name in ("active", "pool", "ids", "drawn", "front", "score", "ranks"):
+            setattr(self, name, getattr(self, name)[going])
+
+    def _finished(self) -> Grown:
+        rows = torch.cat([r for r, _, _ in self.done])
+        most = max(int((k != NONE).sum(-1).max()) for _, k, _ in self.done if len(k))
+        deepest = max(d.shape[1] for _, _, d in self.done)
+        count = len(self.beyond)
+        kept, widths = torch.full((count, most), NONE), torch.zeros(count, deepest, dtype=torch.long)
+        for own, ids, drawn in self.done:
+            packed = _Packed(ids != NONE).pack(ids, NONE)
+            kept[own, : packed.shape[1]] = packed
+            widths[own, : drawn.shape[1]] = drawn
+        assert len(rows) == count
+        verified = kept != NONE
+        accepted = (self.index.is_true[kept.clamp(min=0)] & (kept >= 0)).sum(-1)
+        truncated = self.beyond | (kept == PHANTOM).any(-1)
+        return Grown(accepted, 1 + verified.sum(-1), widths, truncated, kept)
+
+
+class _Packed:
+    """Entries of a mask ``[A, C]`` moved to the left of their rows."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self.row, self.column = mask.nonzero(as_tuple=True)
+        count = mask.sum(-1)
+        self.slot = torch.arange(len(self.row)) - (count.cumsum(0) - count)[self.row]
+        self.shape = (len(mask), int(count.max()) if len(mask) else 0)
+
+    def pack(self, table: Tensor, fill: float) -> Tensor:
+        """``[A, M]`` of a table ``[A, C]`` or ``[A, F, K]``."""
+        out = torch.full(self.shape, fill, dtype=table.dtype)
+        out[self.row, self.slot] = table.flatten(1)[self.row, self.column]
+        return out
