@@ -179,6 +179,7 @@ def parser() -> argparse.ArgumentParser:
     add("--target", default="smollm2", help="'smollm2' (embedded), 'toy', a folder or a hub id")
     add("--draft", default="auto", help="head, mix, lm, ngram, model or a folder")
     add("--dtype", default="float32", help="float32 or bfloat16")
+    add("--fast", choices=("cpu", "off"), default="cpu", help="the target's forward; it changes no law")
     return out
 
 

@@ -140,8 +140,8 @@ def test_forty_prompts_of_32_tokens_equal_model_generate(smollm2):
     drafts = [smollm2.draft, HeadDrafter(head), MixDrafter(head), lm]
     followed = 0
     for i, prompt in enumerate(chosen):
-        if i == 12:  # the rest with packed products; model.generate stays what it was
-            assert speed_up(target, "cpu") == "lean forward, packed products"
+        if i == 12:  # the rest with the fast forward; model.generate stays what it was
+            assert speed_up(target, "cpu").startswith("lean forward, ")  # by the C kernel, or over packed products
         ids = torch.tensor([smollm2.prompt_ids(prompt.turns[0])])
         want = target.generate(ids, do_sample=False, max_new_tokens=32)
         draft, policy = drafts[(i // 4) % 4], POLICIES[i % 4]
