@@ -150,7 +150,11 @@ def test_replay_is_the_live_engine(tiny, traces, policy, draft, sampling):
     assert all(got[i] == steps.get(got[i][:2], got[i]) for i in exact)
     if len(exact) == len(got):
         assert got == want
-    assert len(exact) >= 0.5 * len(got) or "coupled" in sampling or policy.name in ("uniform", "eagle2", "specinfer")
+    assert (
+        len(exact) >= 0.5 * len(got)
+        or "coupled" in sampling
+        or policy.name in ("uniform", "eagle2", "specinfer", "sequoia")
+    )
 
 
 @pytest.mark.parametrize("draft", ["model", "ngram", "head", "mix"])

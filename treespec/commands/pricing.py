@@ -102,7 +102,7 @@ def table(
 
     Beside them the best rival of a small grid, and the hindsight bound: the right path alone, known for free.
 
-    Example: treespec table data/traces/embedded.parquet --cost article
+    Example: treespec table t.parquet --cost article
     """
     from treespec.cost import load_cost
     from treespec.table import article_table, print_table

@@ -120,7 +120,7 @@ def replay(
     Steps for which the policy wants nodes beyond the trace's caps are counted as truncated, never guessed. Seconds and
     speed-up come from the cost model.
 
-    Example: treespec replay data/traces/greedy.parquet --policy dynamic:tau=0.05,budget=32 --cost measured
+    Example: treespec replay t.parquet --policy dynamic:tau=0.05,budget=32 --cost measured
     """
     from treespec.policies import parse_policy
     from treespec.trace import replay as run

@@ -56,7 +56,7 @@ def tune(
     Plain decoding and chains are always among them, so the answer may be "do not speculate". The speed-up that is
     quoted comes from prompts that the search did not see.
 
-    Example: treespec tune data/traces/embedded.parquet --cost measured --policy dynamic,bestfirst --out tuned.json
+    Example: treespec tune t.parquet --cost measured --policy dynamic,bestfirst --out tuned.json
     """
     from treespec.cost import load_cost
     from treespec.trace import Trace
