@@ -32,8 +32,8 @@ from treespec.policies import (
     Uniform,
 )
 from treespec.scoring import Score, priced, score
+from treespec.search import TRUNCATED, halves
 from treespec.trace import Trace
-from treespec.tune import TRUNCATED, halves
 
 STRATEGIES: dict[str, Policy] = {
     "plain": Autoregressive(),
