@@ -43,7 +43,9 @@ def resampled(trace: Trace, count: int, seed: int) -> Trace:
     out = replace(trace, prompts=infos, root=trace.root[at], prompt=prompt, left=np.concatenate(left))
     own = torch.from_numpy(at)
     index = trace.index
-    out.index = replace(index, root=index.root[own], size=index.size[own], room=index.room[own], mark=index.mark[own])
+    out.index = replace(
+        index, root=index.root[own], size=index.size[own], room=index.room[own], mark=index.mark[:, own]
+    )
     return out
 
 

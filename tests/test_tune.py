@@ -14,9 +14,10 @@ from treespec.pairs import load_pair
 from treespec.policies import POLICIES, BestFirst, Linear, parse_policy
 from treespec.policies.space import Choice, Real, Whole
 from treespec.prompts import Prompt
-from treespec.scoring import priced, score
+from treespec.scoring import priced, score, some_prompts
+from treespec.search import halves, setting
 from treespec.trace import Caps, Trace, record
-from treespec.tune import halves, pareto, setting, tune
+from treespec.tune import pareto, tune
 
 WORDS = [
     "the cat sat",
@@ -63,7 +64,7 @@ def test_ranges_cover_their_ends():
 
 def test_the_planted_optimum_is_found(trace):
     """Seven rows cost what one costs, eight four times that: the best tree has six candidates."""
-    found = tune(trace, FLAT, "bestfirst", settings=120)
+    found = tune(trace, FLAT, "bestfirst", settings=80)
     at = priced(FLAT, trace)
     exhaustive = max(
         score(trace, BestFirst(budget=b, depth=d, floor=0.001), at).speedup() for b in range(2, 12) for d in range(1, 9)
@@ -161,3 +162,17 @@ def test_the_command_confirms_and_exports(capsys, monkeypatch, trace, tmp_path):
     assert code == 0 and "num_speculative_tokens" in text
     code, _, err = run(capsys, monkeypatch, "tune", str(tmp_path / "none.parquet"))
     assert code == 2 and "none.parquet" in err
+
+
+def test_a_part_of_a_trace_scores_as_it_does_in_the_whole(trace):
+    at, numbers = priced(FLAT, trace), np.array([5, 2])
+    for spec in ("bestfirst:budget=6", "linear", "dynamic"):
+        whole, part = score(trace, parse_policy(spec), at), score(some_prompts(trace, numbers), parse_policy(spec), at)
+        pd.testing.assert_frame_equal(part.prompts, whole.prompts.loc[[2, 5]])
+
+
+def test_on_a_large_trace_only_the_promising_are_replayed_whole(trace, monkeypatch):
+    monkeypatch.setattr("treespec.search.FEW", 100)
+    found = tune(trace, FLAT, "bestfirst,uniform", settings=120)
+    assert found.about["settings"] > 90 and len(found.candidates) < 45
+    assert found.recommended["speedup"] > 0.9 * tune(trace, FLAT, "bestfirst", settings=60).recommended["speedup"]

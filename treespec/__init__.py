@@ -8,6 +8,7 @@ from treespec.events import Generation, Stats, StepEvent
 from treespec.pairs import Pair, load_pair
 from treespec.trace import Replay, Trace, replay
 from treespec.tree import Reason, TokenTree, TreeBatch
+from treespec.tune import Tuning, tune
 
 __version__ = "0.1.0"
 
@@ -24,6 +25,7 @@ __all__ = [
     "Trace",
     "TreeBatch",
     "TreespecError",
+    "Tuning",
     "custom_generate",
     "generate",
     "load_pair",
@@ -31,4 +33,5 @@ __all__ = [
     "replay",
     "start",
     "steps",
+    "tune",
 ]

@@ -92,3 +92,19 @@ def priced(cost: CostModel, trace: Trace, context: float | None = None, batch: i
         batch: trees in one forward.
     """
     return At(cost, float(trace.positions.mean()) if context is None else context, batch)
+
+
+def some_prompts(trace: Trace, numbers: np.ndarray) -> Trace:
+    """The trace of some of its prompts, by number; their numbers stay."""
+    mine = np.isin(trace.prompt, numbers)
+    size = np.diff(trace.root, append=len(trace.nodes["node"]))
+    rows = np.repeat(mine, size)
+    return Trace(
+        about=trace.about,
+        prompts=trace.prompts,
+        nodes={name: values[rows] for name, values in trace.nodes.items()},
+        root=np.cumsum(size[mine]) - size[mine],
+        prompt=trace.prompt[mine],
+        left=trace.left[mine],
+        path=trace.path,
+    )

@@ -32,8 +32,8 @@ from treespec.policies import (
     Uniform,
 )
 from treespec.scoring import Score, priced, score
+from treespec.search import TRUNCATED, halves
 from treespec.trace import Trace
-from treespec.tune import TRUNCATED, halves
 
 STRATEGIES: dict[str, Policy] = {
     "plain": Autoregressive(),
@@ -192,8 +192,10 @@ def print_table(result: dict[str, Any]) -> None:
         numbers = (f"{row['nodes']:.1f}", f"{row['verify_ms']:.1f}" + ("*" if row["extrapolated"] else ""))
         speed = (f"{row['speedup']:.2f}× ({low:.2f} to {high:.2f})", f"{row['held_out']:.2f}×")
         rest = (f"{row['draft_ms']:.1f}", f"{100 * row['truncated_share']:.1f} %", row["policy"])
-        table.add_row(row["strategy"], *numbers, f"{row['tokens_per_step']:.2f}", *speed, *rest)
+        mark = " †" if row["truncated_share"] > TRUNCATED else ""
+        table.add_row(row["strategy"] + mark, *numbers, f"{row['tokens_per_step']:.2f}", *speed, *rest)
     Console(width=200, markup=False).print(table)
     print(f"cost: {result['cost']['provenance']}")
     print("nodes: root included; *: some verifications lie outside what the cost curve was measured for; truncated: "
-          "steps that asked for more than was recorded.")  # fmt: skip
+          "steps that asked for more than was recorded. †: too many of them, so the row is smaller and cheaper than the policy "
+          "is: record with wider caps.")  # fmt: skip

@@ -1,17 +1,14 @@
-"""Which settings? A search of the policies' parameters over replays of a trace, and a recommendation with an interval.
+"""Which settings? A search over replays of a trace, and a recommendation with an interval.
 
-Every policy declares where its parameters may lie (:mod:`treespec.policies.space`). Half of the settings are spread
-over these ranges evenly (a scrambled Sobol sequence), half are drawn around the best so far, ever closer. The search
-sees one half of the prompts; the recommended setting's speed-up and its bootstrap interval come from the other half, so
-it is not the luckiest of thousands that is quoted. Plain decoding and chains are always candidates: "do not speculate"
-and "a chain" are answers.
+The search (:mod:`treespec.search`) sees one half of the prompts; the recommended setting's speed-up and its bootstrap
+interval come from the other half, so it is not the luckiest of thousands that is quoted. Plain decoding and chains are
+always candidates: "do not speculate" and "a chain" are answers.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -19,20 +16,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.stats import qmc
 
 from treespec.compare import Progress
 from treespec.cost import CostModel, load_cost
 from treespec.errors import InputError, PolicyError
 from treespec.files import write_whole
-from treespec.policies import POLICIES, Autoregressive, Linear, Policy
-from treespec.scoring import Score, priced, score
+from treespec.policies import POLICIES, Policy
+from treespec.scoring import priced
+from treespec.search import TRUNCATED, Search
 from treespec.trace import Trace
-
-GENERATIONS = 5  # of the local search; the spread halves with each
-SPREAD = 0.2  # of the first one, in the unit cube
-TRUNCATED = 0.01  # a setting whose steps leave the recording more often than this is not recommended
-CHAINS = 8  # chains of 1 to so many tokens are always tried
 
 
 @dataclass(frozen=True)
@@ -43,9 +35,10 @@ class Tuning:
         recommended: the best setting's row over all prompts; ``search`` and ``held_out`` hold its speed-up on the two
             halves, the latter with ``speedup_ci``, its 95 % bootstrap interval over prompts.
         front: rows of the settings that no other one beats in both tokens per step and milliseconds of verification.
-        candidates: one row per setting tried; ``search`` is the speed-up that the search saw, ``held_out`` the other.
+        candidates: one row per setting that was replayed whole; ``search`` is the speed-up on the search's half of the
+            prompts, ``held_out`` on the other.
         by_policy: the best row of every policy.
-        about: trace, cost model, seed, prompts, seconds, settings a minute.
+        about: trace, cost model, seed, prompts, settings tried, seconds, settings a minute.
     """
 
     recommended: dict[str, Any]
@@ -60,7 +53,6 @@ class Tuning:
             "recommended": self.recommended,
             "by_policy": self.by_policy,
             "front": self.front.to_dict("records"),
-            "settings": len(self.candidates),
             **self.about,
         }
 
@@ -102,11 +94,8 @@ def tune(
     if settings < 1 or batch < 1:
         raise InputError(f"settings and batch must be at least 1; got {settings} and {batch}")
     began = perf_counter()
-    search = Search(trace, priced(given, trace, context, batch), policy_types(policies), settings, seed)
-    for done, policy in enumerate(search):
-        if progress is not None:
-            progress(min(done, search.total), search.total, policy.spec())
-        search.add(policy)
+    search = Search(trace, priced(given, trace, context, batch), policy_types(policies), settings, seed, progress)
+    search.run()
     seconds = perf_counter() - began
     about = {
         "trace": trace.path,
@@ -115,8 +104,9 @@ def tune(
         "batch": batch,
         "seed": seed,
         "prompts": {"search": len(search.halves[0]), "held_out": len(search.halves[1])},
+        "settings": len(search.tried),
         "seconds": round(seconds, 2),
-        "settings_per_minute": round(60 * len(search.scores) / max(seconds, 1e-9)),
+        "settings_per_minute": round(60 * len(search.tried) / max(seconds, 1e-9)),
     }
     return _tuning(search, about, seed)
 
@@ -133,106 +123,6 @@ def policy_types(names: str | Sequence[str]) -> list[type[Policy]]:
         if name not in POLICIES:
             raise PolicyError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}, or all")
     return [POLICIES[name] for name in wanted if POLICIES[name].space]
-
-
-class Search:
-    """The settings to try, in order, and what they scored; iterate and :meth:`add`.
-
-    Args:
-        trace: all prompts are replayed, the search looks at half of them.
-        cost: priced already.
-        kinds: policies with a space.
-        settings: how many to draw.
-        seed: of everything random.
-    """
-
-    def __init__(self, trace: Trace, cost: Any, kinds: Sequence[type[Policy]], settings: int, seed: int) -> None:
-        self.trace, self.cost, self.kinds = trace, cost, list(kinds)
-        self.rng = np.random.default_rng(seed)
-        self.halves = halves(trace, self.rng)
-        self.total = settings
-        self.scores: dict[str, Score] = {}
-        self._points: dict[str, np.ndarray] = {}  # of settings that were drawn: their place in the unit cube
-        self._best: dict[str, float] = {}  # speed-up on the search's half
-
-    def add(self, policy: Policy) -> None:
-        """Replay a setting."""
-        spec = policy.spec()
-        self.scores[spec] = score(self.trace, policy, self.cost)
-        found = self.scores[spec]
-        exact = found.row()["truncated_share"] <= TRUNCATED
-        self._best[spec] = found.speedup(self.halves[0]) if exact else 0.0
-
-    def __iter__(self) -> Iterator[Policy]:
-        for policy in always(self.kinds, self.cost):
-            if policy.spec() not in self.scores:
-                yield policy
-        if not self.kinds:
-            return
-        yield from self._spread((self.total + 1) // 2)
-        for generation in range(GENERATIONS):
-            share = self.total // 2 // GENERATIONS + (generation < self.total // 2 % GENERATIONS)
-            yield from self._around(share, SPREAD / 2**generation)
-
-    def _spread(self, count: int) -> Iterator[Policy]:
-        for i, kind in enumerate(self.kinds):
-            share = count // len(self.kinds) + (i < count % len(self.kinds))
-            size = len(kind.space)
-            power = max(share - 1, 0).bit_length()  # Sobol points are balanced in powers of two only
-            points = qmc.Sobol(size, rng=self.rng).random_base2(power)[:share]
-            yield from self._new(kind, points)
-
-    def _around(self, count: int, spread: float) -> Iterator[Policy]:
-        """Settings near the best of every policy and the best of all, in turn."""
-        ranked = sorted(self._points, key=lambda spec: -self._best[spec])
-        names = {spec: type(self.scores[spec].policy) for spec in ranked}
-        parents = ranked[:8] + [s for k in self.kinds for s in [r for r in ranked if names[r] is k][:2]]
-        for i in range(count if parents else 0):
-            parent = parents[i % len(parents)]
-            point = self._points[parent]
-            moved = self.rng.random(len(point)) < 0.7
-            moved[self.rng.integers(len(point))] = True
-            near = point + moved * self.rng.normal(0, spread, len(point))
-            yield from self._new(names[parent], np.abs(near)[None])
-
-    def _new(self, kind: type[Policy], points: np.ndarray) -> Iterator[Policy]:
-        """Settings of points ``[n, d]`` that are possible and were not tried."""
-        for point in points:
-            point = np.where(point < 1, point, 2 - point).clip(0, 1 - 1e-9)  # reflected at the upper end
-            policy = setting(kind, point, self.cost)
-            if policy is not None and policy.spec() not in self.scores:
-                self._points[policy.spec()] = point
-                yield policy
-
-
-def setting(kind: type[Policy], point: Sequence[float] | np.ndarray, cost: CostModel) -> Policy | None:
-    """The policy at a point of the unit cube; None where its parameters contradict each other."""
-    values: dict[str, Any] = {name: r.at(float(u)) for (name, r), u in zip(kind.space.items(), point)}
-    try:
-        return kind(**values, **_given(kind, cost))
-    except PolicyError:  # low above high, deep above depth, a tree beyond all bounds
-        return None
-
-
-def always(kinds: Sequence[type[Policy]], cost: CostModel) -> list[Policy]:
-    """What is tried whatever is searched: plain decoding, chains, and every policy's defaults."""
-    defaults = [kind(**_given(kind, cost)) for kind in kinds]
-    return [Autoregressive(), *(Linear(gamma) for gamma in range(1, CHAINS + 1)), *defaults]
-
-
-def _given(kind: type[Policy], cost: CostModel) -> dict[str, Any]:
-    return {"cost": cost} if any(f.name == "cost" for f in dataclasses.fields(kind)) else {}
-
-
-def halves(trace: Trace, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of the prompts that the search sees and of those held out, alike in categories.
-
-    A single prompt is on both sides: there is nothing to hold out.
-    """
-    used = np.unique(trace.prompt)
-    mixed = rng.permutation(used)
-    order = mixed[np.argsort([trace.prompts[i].category for i in mixed], kind="stable")]
-    return (order[::2], order[1::2]) if len(order) > 1 else (order, order)
 
 
 def _tuning(search: Search, about: dict[str, Any], seed: int) -> Tuning:

@@ -47,6 +47,7 @@ def record(
     depth: Annotated[int, typer.Option(help="Most levels of a supertree.")] = 10,
     width: Annotated[int, typer.Option(help="Most children of a node.")] = 64,
     nodes: Annotated[int, typer.Option(help="Only nodes among so many most probable of their levels and above.")] = 64,
+    narrow: Annotated[str, typer.Option(help="The same apart for trees of so many children per node.")] = "10/4",
     dtype: Dtype = "float32",
     fast: Fast = "off",
     force: Force = False,
@@ -65,7 +66,7 @@ def record(
     from treespec.trace import record as run
     from treespec.trace.shards import launched
 
-    caps = Caps(floor, depth, width, nodes)
+    caps = Caps(floor, depth, width, nodes, _numbers(narrow))
     sampling = Sampling(sample, temperature, top_p, seed, max_new_tokens)
     rows = read_prompts(prompts or mixed_prompts())
     if limit and limit < len(rows):
@@ -85,6 +86,13 @@ def record(
             print(json.dumps(told))
         else:
             print("{out}: {prompts} prompts, {positions:,} positions, {bytes:,} bytes".format(**told))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split("/") if part)
+    except ValueError:
+        raise InputError(f"--narrow must be whole numbers such as 10/4; got {text!r}") from None
 
 
 def merge(

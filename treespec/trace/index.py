@@ -25,6 +25,7 @@ class Index:
 
     Args:
         caps: of the recording.
+        ranked: a child is never more probable than one of a lower rank; under coupled noise it can be.
         root: ``[P]`` int64.
         size: ``[P]`` int64, nodes of the position.
         room: ``[P]`` int64, levels that a tree may have.
@@ -34,10 +35,13 @@ class Index:
         first: ``[N]`` int32, the first child; 0 if there is none.
         count: ``[N]`` int16, recorded children.
         rest: ``[N]`` float32, log of the probability that the recorded children leave over.
-        mark: ``[P, levels + 2]`` float32 by depth: no unrecorded node has this path log-probability or more.
+        most: ``[N]`` int16, the highest rank on the path from the root.
+        mark: ``[W, P, levels + 2]`` float32 by width and depth: in the tree of so many children per node, no unrecorded
+            node has this path log-probability or more.
     """
 
     caps: Caps
+    ranked: bool
     root: Tensor
     size: Tensor
     room: Tensor
@@ -50,16 +54,18 @@ class Index:
     first: Tensor
     count: Tensor
     rest: Tensor
+    most: Tensor
     mark: Tensor
 
     @classmethod
-    def of(cls, nodes: dict[str, np.ndarray], root: np.ndarray, caps: Caps) -> Index:
+    def of(cls, nodes: dict[str, np.ndarray], root: np.ndarray, caps: Caps, ranked: bool) -> Index:
         """Build it from the columns of a trace."""
         total = len(nodes["node"])
         size = np.diff(root, append=total)
         inner = np.flatnonzero(nodes["node"] > 0).astype(np.int32)
         above = np.repeat(root.astype(np.int32), size)[inner] + nodes["parent"][inner]
-        log_path = _log_path(nodes, inner, above)
+        log_path, most = _along(nodes, inner, above)
+        marks = [_marks(log_path, most, w, nodes["depth"], root, size, caps) for w in caps.widths]
         head = np.flatnonzero(np.diff(above, prepend=-1))  # siblings lie side by side
         first, count, mass = np.zeros(total, np.int32), np.zeros(total, np.int16), np.zeros(total)
         first[above[head]] = inner[head]
@@ -74,33 +80,45 @@ class Index:
             "first": first,
             "count": count,
             "rest": np.log(np.clip(1 - mass, 0, None) + MASS).clip(max=0).astype(np.float32),
-            "mark": _marks(log_path, nodes["depth"], root, size, caps),
+            "most": most,
+            "mark": np.stack(marks),
         }
         arrays |= {name: nodes[name].copy() for name in ("logp", "entropy", "rank", "offered", "is_true")}
-        return cls(caps=caps, **{name: torch.from_numpy(value) for name, value in arrays.items()})
+        return cls(caps=caps, ranked=ranked, **{name: torch.from_numpy(value) for name, value in arrays.items()})
 
 
-def _log_path(nodes: dict[str, np.ndarray], inner: np.ndarray, above: np.ndarray) -> np.ndarray:
-    """``[N]`` float32, added up level by level as the engine does."""
+def _along(nodes: dict[str, np.ndarray], inner: np.ndarray, above: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``[N]`` float32 path log-probabilities, added up level by level as the engine does, and int16 highest ranks."""
     log_path = np.zeros(len(nodes["node"]), np.float32)
+    most = nodes["rank"].copy()
     depth = nodes["depth"][inner]
     for level in range(1, int(depth.max(initial=0)) + 1):
         here = depth == level
         log_path[inner[here]] = log_path[above[here]] + nodes["logp"][inner[here]]
-    return log_path
+        most[inner[here]] = np.maximum(most[above[here]], most[inner[here]])
+    return log_path, most
 
 
-def _marks(log_path: np.ndarray, depth: np.ndarray, root: np.ndarray, size: np.ndarray, caps: Caps) -> np.ndarray:
+def _marks(
+    log_path: np.ndarray,
+    most: np.ndarray,
+    width: int,
+    depth: np.ndarray,
+    root: np.ndarray,
+    size: np.ndarray,
+    caps: Caps,
+) -> np.ndarray:
     """``[P, levels + 2]``: the floor, or the score of the last of the ``nodes`` best down to a depth, if that is more.
 
-    Nodes that are recorded for another reason (the first choices, the true text) lie below the mark of their own level
-    and change none.
+    Nodes that are recorded for another reason (another width, the first choices, the true text) lie below the mark of
+    their own level and change none.
     """
     floor = np.float32(math.log(caps.floor)) if caps.floor > 0 else np.float32(-np.inf)
     levels = int(depth.max(initial=0))
     mark = np.full((len(root), levels + 2), floor, np.float32)
     owner = np.repeat(np.arange(len(root), dtype=np.int32), size)
-    picked = np.flatnonzero((size > caps.nodes)[owner] & (depth > 0) & (log_path >= floor))
+    inside = (depth > 0) & (log_path >= floor) & (most < width)
+    picked = np.flatnonzero((size > caps.nodes)[owner] & inside)
     picked = picked[np.lexsort((-log_path[picked], owner[picked]))]
     owner, level, score = owner[picked], depth[picked], log_path[picked]
     head = np.flatnonzero(np.diff(owner, prepend=-1))

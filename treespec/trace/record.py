@@ -146,7 +146,14 @@ def describe(
     asked = json.dumps([(p.id, p.category, p.turns[0]) for p in prompts])
     digest = hashlib.sha256(asked.encode()).hexdigest()[:16]
     versions = {"treespec": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
-    return {**named, "sample": how.pop("kind"), **how, "caps": asdict(caps), "asked": digest, "versions": versions}
+    return {
+        **named,
+        "sample": how.pop("kind"),
+        **how,
+        "caps": {**asdict(caps), "narrow": list(caps.narrow)},
+        "asked": digest,
+        "versions": versions,
+    }
 
 
 def record_prompt(

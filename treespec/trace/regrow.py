@@ -19,6 +19,7 @@ from torch import Tensor
 
 from treespec.policies.base import Frontier, Policy
 from treespec.trace.index import Index
+from treespec.trace.schema import MOST
 from treespec.tree import Reason
 
 CHUNK = 4096  # positions grown at once; bounds the memory
@@ -123,7 +124,7 @@ class _Growing:
         self.index, self.policy, self.phantoms = index, policy, phantoms
         count = len(rows)
         self.limit = index.room[rows].clamp(max=policy.levels)
-        self.mark = index.mark[rows]
+        self.mark = index.mark[:, rows]
         self.touched = torch.zeros(count, dtype=torch.bool)
         self.beyond = torch.zeros(count, dtype=torch.bool)
         self.done: list[tuple[Tensor, Tensor, Tensor]] = []  # rows, kept, drawn
@@ -197,7 +198,12 @@ class _Growing:
         if self.phantoms:
             phantom = ~known & alive[..., None] & self._offered(own, width)
             children = children.masked_fill(phantom, PHANTOM)
-            logp = torch.where(phantom, self._bound(depth, own, width), logp)
+            bound = self._bound(depth, own, width)
+            if index.ranked:  # none is more probable than the last one that is known
+                behind = torch.arange(width) > last[..., None]
+                least = index.logp[first + (count - 1).clamp(min=0)].masked_fill(count == 0, 0.0)
+                bound = torch.where(behind, torch.minimum(bound, least[..., None]), bound)
+            logp = torch.where(phantom, bound, logp)
         return children, logp
 
     def _offered(self, own: Tensor, width: int) -> Tensor:
@@ -208,11 +214,16 @@ class _Growing:
 
     def _bound(self, depth: int, own: Tensor, width: int) -> Tensor:
         """``[A, F, K]`` log-probability that an unrecorded child cannot reach."""
-        path, rest = self.index.log_path[own], self.index.rest[own]
-        mark = self.mark[self.active, min(depth + 1, self.mark.shape[1] - 1)][:, None]
-        below = mark - GAP * mark.abs().clamp(min=1) - path
-        within = torch.arange(width) < self.index.caps.width  # the marks speak of what the recorder was shown
-        return torch.where(within, torch.minimum(below, rest)[..., None], rest[..., None]).clamp(max=0.0)
+        path, most = self.index.log_path[own][..., None], self.index.most[own][..., None]
+        rank = torch.arange(width)
+        bound = self.index.rest[own][..., None].expand(-1, -1, width)
+        for mark, limit in zip(self.mark, self.index.caps.widths):
+            if self.index.ranked and limit == self.index.caps.width:
+                limit = MOST  # what the recorder was not shown is no more probable than what it was
+            at = mark[self.active, min(depth + 1, mark.shape[1] - 1)][:, None, None]
+            below = at - GAP * at.abs().clamp(min=1) - path
+            bound = torch.where((most < limit) & (rank < limit), torch.minimum(bound, below), bound)
+        return bound.clamp(max=0.0)
 
     def _append(self, kept: Tensor, children: Tensor, score: Tensor) -> None:
         """The level's kept nodes join the pool."""

@@ -77,7 +77,7 @@ class Trace:
     @functools.cached_property
     def index(self) -> Index:
         """The level-wise form that a replay reads, made once."""
-        return Index.of(self.nodes, self.root, self.caps)
+        return Index.of(self.nodes, self.root, self.caps, ranked=self.about.get("sample") == "greedy")
 
     @property
     def positions(self) -> np.ndarray:

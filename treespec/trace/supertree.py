@@ -27,11 +27,11 @@ class Supertree(Policy):
     """All that a policy could ask for at one position.
 
     Kept are the children above the floor that are among the ``nodes`` most probable of the levels so far: the best
-    nodes of *every* depth limit. Beside them, whatever their probability: the draft's first choices (so a chain is
-    exact) and the true continuation. Everything that is kept is expanded.
+    nodes of *every* depth limit, and of several limits of children per node. Beside them, whatever their probability:
+    the draft's first choices (so a chain is exact) and the true continuation. Everything that is kept is expanded.
 
     Args:
-        caps: floor, levels, children, nodes.
+        caps: how far the tree reaches.
         truth: the tokens that follow the root.
 
     Attributes:
@@ -44,6 +44,10 @@ class Supertree(Policy):
     truth: tuple[int, ...] = ()
     offered: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
     _ranks: list[int] = field(default_factory=list, init=False, repr=False, compare=False)  # of the true nodes so far
+    _pools: list[Tensor] = field(init=False, repr=False, compare=False)  # best nodes so far, by width
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_pools", [torch.empty(1, 0) for _ in self.caps.widths])
 
     @property
     def levels(self) -> int:
@@ -60,8 +64,14 @@ class Supertree(Policy):
         self.offered.extend((frontier.child_logp > -torch.inf).sum(-1)[0].tolist())
         proposed = present_children(frontier, self.width)
         path = frontier.child_log_path()
-        kept = proposed & (path >= (math.log(self.caps.floor) if self.caps.floor > 0 else -math.inf))
-        kept &= ~over_budget(frontier, path, kept, self.caps.nodes)
+        above = proposed & (path >= (math.log(self.caps.floor) if self.caps.floor > 0 else -math.inf))
+        rank = torch.arange(path.shape[-1])
+        kept = torch.zeros_like(proposed)
+        for i, width in enumerate(self.caps.widths):
+            inside = above & (frontier.ranks < width).all(-1, keepdim=True) & (rank < width)
+            best = inside & ~over_budget(replace(frontier, pool=self._pools[i]), path, inside, self.caps.nodes)
+            self._pools[i] = torch.cat([self._pools[i], path[best][None]], dim=-1)
+            kept |= best
         kept[..., 0] |= (frontier.ranks == 0).all(-1) & proposed[..., 0]
         kept |= proposed & self._true(frontier)
         return Decision(reasons(kept), kept)
