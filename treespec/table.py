@@ -197,5 +197,5 @@ def print_table(result: dict[str, Any]) -> None:
     Console(width=200, markup=False).print(table)
     print(f"cost: {result['cost']['provenance']}")
     print("nodes: root included; *: some verifications lie outside what the cost curve was measured for; truncated: "
-          "steps that asked for more than was recorded. †: too many of them, so the row is smaller and cheaper than the policy "
-          "is: record with wider caps.")  # fmt: skip
+          "steps that asked for more than was recorded. †: too many of them, so the row is smaller and cheaper than "
+          "the policy is: record with wider caps.")  # fmt: skip
