@@ -12,9 +12,9 @@ from treespec.cost import CostCurve
 from treespec.distill.train_head import new_head
 from treespec.drafters import HeadDrafter, MixDrafter, NgramDrafter
 from treespec.errors import TraceError
-from treespec.pairs import Pair
+from treespec.pairs import Pair, load_pair
 from treespec.policies import POLICIES, BestFirst, Observation, Sequoia, Threshold, Throughput, parse_policy
-from treespec.prompts import Prompt
+from treespec.prompts import Prompt, mixed_prompts, read_prompts
 from treespec.trace import Caps, Sampling, Trace, record, replay
 from treespec.tree import Reason
 
@@ -90,13 +90,13 @@ def traces(tiny, tmp_path_factory):
     return of
 
 
-def live(pair, policy, sampling):
+def live(pair, policy, sampling, prompts=None):
     """``(prompt, position, tokens, nodes, kept tokens by path, widths)`` of every step that the engine really makes."""
     out = []
-    for number, prompt in enumerate(PROMPTS):
+    for number, prompt in enumerate(prompts or PROMPTS):
         options = SAMPLINGS[sampling].options()
         result = generate(
-            pair.target, pair.draft, pair.prompt_ids(prompt.turns), policy=policy, pad_token_id=0, **options
+            pair.target, pair.draft, pair.prompt_ids(prompt.turns[:1]), policy=policy, pad_token_id=0, **options
         )
         for event in result.steps[1:]:
             out.append(
@@ -275,3 +275,17 @@ def test_texts_are_the_targets(tiny, traces):
             options = SAMPLINGS[sampling].options()
             plain = generate(tiny["model"].target, None, ids, policy="plain", pad_token_id=0, **options)
             assert trace.tokens(number) == plain.tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampling", ["greedy", "coupled"])
+def test_the_embedded_pair_replays_as_it_runs(tmp_path, sampling):
+    """SmolLM2 and the shipped draft: the very steps, token for token and node for node."""
+    pair = load_pair("smollm2", "mix")
+    prompts = read_prompts(mixed_prompts())[::40]
+    record(pair, prompts, tmp_path / "t.parquet", sampling=SAMPLINGS[sampling])
+    trace = Trace.load(tmp_path / "t.parquet")
+    for spec in ("linear", "threshold", "dynamic", "dynamic:tau=0.02,high=5,low=2", "bestfirst:budget=11,grow=0.1"):
+        result = replay(trace, spec)
+        assert result.totals["truncated_share"] == 0
+        assert replayed(result) == live(pair, parse_policy(spec), sampling, prompts), spec

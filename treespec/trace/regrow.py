@@ -196,14 +196,9 @@ class _Growing:
         known = children >= 0
         logp = index.logp[children.clamp(min=0)].masked_fill(~known, -torch.inf)
         if self.phantoms:
-            phantom = ~known & alive[..., None] & self._offered(own, width)
-            children = children.masked_fill(phantom, PHANTOM)
-            bound = self._bound(depth, own, width)
-            if index.ranked:  # none is more probable than the last one that is known
-                behind = torch.arange(width) > last[..., None]
-                least = index.logp[first + (count - 1).clamp(min=0)].masked_fill(count == 0, 0.0)
-                bound = torch.where(behind, torch.minimum(bound, least[..., None]), bound)
-            logp = torch.where(phantom, bound, logp)
+            at = (~known & alive[..., None] & self._offered(own, width)).nonzero(as_tuple=True)
+            children[at] = PHANTOM
+            logp[at] = self._bound(depth, own[at[:2]], at[0], at[2])
         return children, logp
 
     def _offered(self, own: Tensor, width: int) -> Tensor:
@@ -212,17 +207,28 @@ class _Growing:
         rank = torch.arange(width)
         return (rank < offered) | ((rank >= self.index.caps.width) & (offered == self.index.caps.width))
 
-    def _bound(self, depth: int, own: Tensor, width: int) -> Tensor:
-        """``[A, F, K]`` log-probability that an unrecorded child cannot reach."""
-        path, most = self.index.log_path[own][..., None], self.index.most[own][..., None]
-        rank = torch.arange(width)
-        bound = self.index.rest[own][..., None].expand(-1, -1, width)
-        for mark, limit in zip(self.mark, self.index.caps.widths):
-            if self.index.ranked and limit == self.index.caps.width:
-                limit = MOST  # what the recorder was not shown is no more probable than what it was
-            at = mark[self.active, min(depth + 1, mark.shape[1] - 1)][:, None, None]
-            below = at - GAP * at.abs().clamp(min=1) - path
-            bound = torch.where((most < limit) & (rank < limit), torch.minimum(bound, below), bound)
+    def _bound(self, depth: int, own: Tensor, tree: Tensor, rank: Tensor) -> Tensor:
+        """``[n]`` log-probabilities that unrecorded children cannot reach.
+
+        Args:
+            depth: of their parents.
+            own: ``[n]`` the parents' nodes.
+            tree: ``[n]`` rows.
+            rank: ``[n]`` of the children.
+        """
+        index, bound = self.index, self.index.rest[own]
+        most = torch.maximum(index.most[own], rank)
+        for mark, limit in zip(self.mark, index.caps.widths):
+            if index.ranked and limit == index.caps.width:
+                limit = MOST + 1  # what the recorder was not shown is no more probable than what it was
+            at = mark[self.active[tree], min(depth + 1, mark.shape[1] - 1)]
+            below = at - GAP * at.abs().clamp(min=1) - index.log_path[own]
+            bound = torch.where(most < limit, torch.minimum(bound, below), bound)
+        if index.ranked:  # none is more probable than the last one that is known
+            count = index.count[own].long()
+            last = index.first[own].long() + (count - 1).clamp(min=0)
+            behind = (count > 0) & (rank > index.rank[last])
+            bound = torch.where(behind, torch.minimum(bound, index.logp[last]), bound)
         return bound.clamp(max=0.0)
 
     def _append(self, kept: Tensor, children: Tensor, score: Tensor) -> None:
