@@ -6,7 +6,6 @@ are JSON files, the shipped ones in ``data/costs``; ``measured`` belongs to the 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from treespec.errors import InputError
-from treespec.files import read_json, write_whole
+from treespec.files import read_json, write_json
 from treespec.prompts import data_dir
 
 
@@ -106,8 +105,7 @@ class CostCurve:
             "overhead": self.overhead,
             "provenance": self.provenance,
         }
-        text = json.dumps(content, indent=1) + "\n"
-        write_whole(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        write_json(path, content)
 
     @classmethod
     def load(cls, where: str | Path) -> CostCurve:
