@@ -9,7 +9,6 @@ prompts (those that are not measured). Ctrl-C keeps what is finished.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -25,7 +24,7 @@ from benchmarks.tally import SIXTEEN, Tally, Tell, drop, make_row, margins, mark
 from treespec.api import make_drafter
 from treespec.compare import machine
 from treespec.errors import InputError, TreespecError
-from treespec.files import write_whole
+from treespec.files import write_json, write_whole
 from treespec.model import TreeModel
 from treespec.pairs import chat_ids, load_model, load_pair, shipped_draft
 from treespec.policies import parse_policies, parse_policy
@@ -197,7 +196,7 @@ def run(args: argparse.Namespace) -> int:
     result = bench.result(tallies, finished)
     if result is not None:
         text = markdown(result)
-        write_whole(args.json, lambda path: path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8"))
+        write_json(args.json, result)
         if args.markdown is not None:
             write_whole(args.markdown, lambda path: path.write_text(text, encoding="utf-8"))
         print(text, end="")

@@ -54,6 +54,16 @@ def test_layers_that_are_not_alike_keep_their_own_rows(unlike):
         assert layer.values[0, 0, :, 0].tolist() == [50, 52, 54]
 
 
+def test_layers_that_hold_nothing_are_left_alone():
+    """Models that share keys between layers never write to some of them."""
+    for written in ([1], [0, 2], []):
+        cache = TreeCache(["full"] * 3)
+        for i in written:
+            cache.update(rows(5), rows(5), i)
+        cache.keep(1, [1, 3])
+        assert [numbers(cache.layers[i]) for i in written] == [[0, 2, 4]] * len(written)
+
+
 def test_growing_keeps_what_was_there():
     cache = TreeCache(["full"] * 2, capacity=4)
     for start in range(0, 300, 50):

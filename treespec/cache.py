@@ -214,18 +214,20 @@ class TreeCache(Cache):
         """
         moved = next((i for i, slot in enumerate(slots) if slot != i), len(slots))
         length = base + len(slots)
-        if moved < len(slots) and self.layers[0].is_initialized:
+        if moved < len(slots):
             self._move([base + slot for slot in slots[moved:]], base + moved)
         for layer in self.layers:
             layer.length = length
 
     def _move(self, rows: list[int], to: int) -> None:
-        index = {self.layers[0].device: torch.tensor(rows, device=self.layers[0].device)}
-        if self._shelf.move(index[self.layers[0].device], slice(to, to + len(rows))):
-            return
+        index: dict[torch.device, Tensor] = {}
         for layer in self.layers:
+            if not layer.is_initialized:  # it reads another layer's keys, or nothing was read yet
+                continue
             if layer.device not in index:
                 index[layer.device] = torch.tensor(rows, device=layer.device)
+            if self._shelf.move(index[layer.device], slice(to, to + len(rows))):
+                return
             layer.move(index[layer.device], to)
 
     def truncate(self, length: int) -> None:

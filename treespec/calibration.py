@@ -14,7 +14,6 @@ entropy, both of which every tree and every trace holds.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from treespec.errors import InputError
-from treespec.files import read_json, write_whole
+from treespec.files import read_json, write_json
 
 if TYPE_CHECKING:  # policies use this module, and events belong to the engine above them
     from treespec.events import StepEvent
@@ -154,8 +153,7 @@ class Calibration:
             "hit_rates": self.hit_rates,
             "provenance": self.provenance,
         }
-        text = json.dumps(content, indent=1) + "\n"
-        write_whole(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        write_json(path, content)
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:

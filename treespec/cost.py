@@ -7,7 +7,6 @@ A :class:`CostModel` is anything that answers these three; :class:`CostCurve` an
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from treespec.errors import InputError
-from treespec.files import read_json, write_whole
+from treespec.files import read_json, write_json
 from treespec.prompts import data_dir
 from treespec.roofline import load_roofline
 
@@ -154,8 +153,7 @@ class CostCurve:
 
     def save(self, path: str | Path, **more: Any) -> None:
         """Write JSON that :meth:`load` reads; ``more`` goes in beside it (the single points, the machine)."""
-        text = json.dumps({**self.as_dict(), **more}, indent=1, ensure_ascii=False) + "\n"
-        write_whole(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        write_json(path, {**self.as_dict(), **more})
 
     @classmethod
     def load(cls, where: str | Path) -> CostCurve:

@@ -26,6 +26,12 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def write_json(path: str | Path, content: Any) -> None:
+    """Write JSON for people and :func:`read_json`, whole or not at all."""
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    write_whole(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
 def read_json(path: str | Path) -> dict[str, Any]:
     """The JSON object in a file.
 

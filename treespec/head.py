@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from treespec.errors import InputError, VocabularyError
-from treespec.files import write_whole
+from treespec.files import write_json, write_whole
 from treespec.model import input_device
 
 MODEL_TYPE = "treespec_head"
@@ -181,7 +181,7 @@ class FeatureHead(nn.Module):
         tensors["token_of"], tensors["spread"] = self.token_of.to(torch.int32), self.spread.float()
         about = {"model_type": MODEL_TYPE, **asdict(self.config)}
         write_whole(folder / "model.safetensors", lambda path: save_file(tensors, path))
-        write_whole(folder / "config.json", lambda path: path.write_text(json.dumps(about, indent=1) + "\n", "utf-8"))
+        write_json(folder / "config.json", about)
 
 
 def is_head(folder: str | Path) -> bool:

@@ -6,7 +6,6 @@ Both halves can be stopped and go on where they were: answers are kept part by p
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from treespec.distill.collect import collect, make_jobs
 from treespec.distill.loop import Plan, held_out, train
 from treespec.distill.prompts import training_prompts
 from treespec.errors import InputError
-from treespec.files import write_whole
+from treespec.files import write_json, write_whole
 from treespec.head import load_head
 from treespec.prompts import read_prompts
 
@@ -113,7 +112,7 @@ def distill(
         "recipe": asdict(recipe),
     }
     write_whole(out / "README.md", lambda path: path.write_text(card(report), "utf-8"))
-    write_whole(out / "training.json", lambda path: path.write_text(json.dumps(report, indent=1) + "\n", "utf-8"))
+    write_json(out / "training.json", report)
     (out / "checkpoint.pt").unlink(missing_ok=True)
     return report
 
