@@ -101,8 +101,10 @@ class _Growing:
 
     def _split(self) -> dict[str, Tensor] | None:
         """Set the largest rows apart if padding all others to their size costs more than growing them later."""
-        width = (self.front != NONE).sum(-1)
-        ranks = (self._last(self.front.clamp(min=0)).amax(-1) + 1 + self.phantoms).clamp(1, max(self.policy.width, 1))
+        there = self.front != NONE
+        width = there.sum(-1)
+        last = self._last(self.front.clamp(min=0)).masked_fill(~there, -1)
+        ranks = (last.amax(-1) + 1 + self.phantoms).clamp(1, max(self.policy.width, 1))
         order = (width * ranks).argsort()
         count = len(order)
         size = width[order].cummax(0).values * ranks[order].cummax(0).values  # of the padded table of so many rows
