@@ -185,10 +185,18 @@ class _Growing:
         known = children >= 0
         logp = index.logp[children.clamp(min=0)].masked_fill(~known, -torch.inf)
         if self.phantoms:
-            at = (~known & alive[..., None] & self._offered(own, width)).nonzero(as_tuple=True)
+            shown = self._shown(last, width) & ~known & alive[..., None] & self._offered(own, width)
+            at = shown.nonzero(as_tuple=True)
             children[at] = PHANTOM
             logp[at] = self._bound(depth, own[at[:2]], at[0], at[2])
         return children, logp
+
+    def _shown(self, last: Tensor, width: int) -> Tensor:
+        """``[A, F, K]`` bool: ranks whose phantoms are shown: so many behind the last recorded child, and those from
+        which a narrower tree's mark no longer holds; between these ranks the bound does not change.
+        """
+        rank = torch.arange(width)
+        return (rank <= last[..., None] + self.phantoms) | torch.isin(rank, torch.tensor(self.index.caps.narrow))
 
     def _offered(self, own: Tensor, width: int) -> Tensor:
         """``[A, F, K]`` bool: the draft had a child of this rank; from the recorder's width on, it may have had."""
