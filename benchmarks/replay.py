@@ -4,6 +4,11 @@ Positions are drawn from a trace with replacement, as texts of the trace's own l
 memory is the replay's own. Every repetition has another threshold, so nothing can be remembered from the one before.
 
     .venv/bin/python -m benchmarks.replay [--trace data/traces/greedy.parquet] [--rounds 9]
+
+With ``--live 10`` instead: is the replay what the live engine does? Ten of the trace's prompts, every policy, step for
+step and node for node, on the models of the trace.
+
+    .venv/bin/python -m benchmarks.replay --live 10 [--draft mix] [--fast cpu]
 """
 
 from __future__ import annotations
@@ -12,14 +17,17 @@ import argparse
 import resource
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 
-from treespec.policies import DynamicTreePruner, Policy, Throughput, parse_policy
-from treespec.prompts import data_dir
-from treespec.trace import Trace
-from treespec.trace.replay import replay
+from treespec.api import generate
+from treespec.pairs import Pair, chat_ids, load_pair
+from treespec.policies import POLICIES, DynamicTreePruner, Policy, Throughput, parse_policy
+from treespec.prompts import data_dir, mixed_prompts, read_prompts
+from treespec.trace import Sampling, Trace, replay
+from treespec.trace.fixed import fits
 
 SIZES = (3_000, 30_000, 300_000)
 OTHERS = ("threshold", "bestfirst", "eagle2", "opttree", "sequoia", "linear")
@@ -59,13 +67,69 @@ def median_seconds(trace: Trace, policies: list[Policy]) -> float:
     return float(np.median(seconds[1:]))
 
 
+def live_steps(pair: Pair, policy: Policy, ids: list[int], trace: Trace) -> dict[int, tuple[Any, ...]]:
+    """By root position: tokens, accepted, nodes, draft forwards, and the verified token paths."""
+    about = trace.about
+    options = Sampling(*(about[k] for k in ("sample", "temperature", "top_p", "seed", "max_new_tokens"))).options()
+    result = generate(pair.target, pair.draft, ids, policy=policy, **options)
+    out = {}
+    for event in result.steps[1:]:
+        kept, _ = event.tree.kept()
+        out[event.position] = (
+            list(event.tokens),
+            len(event.path),
+            len(kept),
+            len(event.draft_forwards),
+            {tuple(kept.token[kept.path(i)[1:]].tolist()) for i in range(1, len(kept))},
+        )
+    return out
+
+
+def against_live(trace: Trace, pair: Pair, count: int) -> None:
+    """Compare every policy of the package on some of the trace's prompts, and print what differs."""
+    texts = {p.id: p.turns[:1] for p in read_prompts(mixed_prompts())}
+    chosen = [k * len(trace.prompts) // count for k in range(count)]
+    for name in POLICIES:
+        policy = parse_policy(name)
+        result, same, cut, other, unnamed = replay(trace, policy), 0, 0, 0, 0
+        fixed = policy.shape is not None and fits(trace.index, policy.shape)
+        for number in chosen:
+            info = trace.prompts[number]
+            want = live_steps(pair, policy, chat_ids(pair.tokenizer, texts[info.id]), trace)
+            text = trace.tokens(number)
+            for step in np.flatnonzero(trace.prompt[result.rows] == number).tolist():
+                row, size = int(result.rows[step]), int(result.tokens[step])
+                at = int(trace.positions[row]) - info.prompt_tokens
+                tree, _ = result.tree(step).kept()
+                nodes = {tuple(tree.token[tree.path(i)[1:]].tolist()) for i in range(1, len(tree))}
+                found = want.get(int(trace.positions[row]))
+                accepted, levels = int(result.grown.accepted[step]), int(result.grown.levels[step])
+                figures = (text[at + 1 : at + 1 + size], accepted, int(result.grown.nodes[step]), levels)
+                if bool(result.grown.truncated[step]):
+                    cut += 1
+                elif found is not None and found[:4] == figures and (nodes <= found[4] if fixed else nodes == found[4]):
+                    same += 1
+                    unnamed += nodes != found[4]
+                else:
+                    other += 1
+        print(
+            f"{name}: {same} steps the same ({unnamed} with nodes that were not recorded), {other} not, {cut} truncated"
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", default=str(data_dir() / "traces" / "greedy.parquet"))
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--live", type=int, default=0, metavar="PROMPTS")
+    parser.add_argument("--draft", default="mix")
+    parser.add_argument("--fast", default="cpu")
     arguments = parser.parse_args()
     start = perf_counter()
     trace = Trace.load(arguments.trace)
+    if arguments.live:
+        against_live(trace, load_pair(draft=arguments.draft, fast=arguments.fast), arguments.live)
+        return
     index = trace.index
     loading = perf_counter() - start
     print(f"{trace}: loaded and indexed in {loading:.2f} s, {len(index.logp) / len(trace):.0f} nodes a position")

@@ -45,6 +45,11 @@ class Score:
         plain = own["tokens"] * plain_seconds(self.cost)
         return plain.to_numpy(float), (own["verify"] + own["draft"] + outside).to_numpy(float)
 
+    @property
+    def truncated_share(self) -> float:
+        """Of all steps."""
+        return float(self.prompts["truncated"].sum() / self.prompts["steps"].sum())
+
     def speedup(self, among: np.ndarray | None = None) -> float:
         """Seconds of plain decoding over seconds with this policy."""
         plain, own = self.seconds(among)

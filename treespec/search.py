@@ -133,7 +133,7 @@ class Search:
 
 def _worth(found: Score, among: np.ndarray | None = None) -> float:
     """Speed-up; nothing for a setting that leaves the recording."""
-    return found.speedup(among) if found.row()["truncated_share"] <= TRUNCATED else 0.0
+    return found.speedup(among) if found.truncated_share <= TRUNCATED else 0.0
 
 
 def _few(trace: Trace, seen: np.ndarray) -> Trace | None:

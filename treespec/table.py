@@ -80,7 +80,7 @@ def article_table(
 
     named = {name: scored(i, policy) for i, (name, policy) in enumerate(STRATEGIES.items())}
     found = [scored(len(STRATEGIES) + i, policy) for i, policy in enumerate(grid)]
-    inside = [s for s in found if s.row()["truncated_share"] <= TRUNCATED] or found
+    inside = [s for s in found if s.truncated_share <= TRUNCATED] or found
     named["best rival"] = max(inside, key=lambda s: s.speedup(seen))
     rows = [{"strategy": name, **_row(s, at, held, seed)} for name, s in named.items()]
     return {

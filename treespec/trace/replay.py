@@ -69,8 +69,11 @@ class Replay:
     @functools.cached_property
     def by_prompt(self) -> pd.DataFrame:
         """Sums by prompt number: ``steps`` and the numeric columns of :attr:`steps`."""
-        frame = pd.DataFrame({"steps": 1, **self._columns()})
-        return frame.groupby("prompt").sum()
+        columns = self._columns()
+        numbers, start = np.unique(columns.pop("prompt"), return_index=True)  # steps are in the prompts' order
+        sums = {name: np.add.reduceat(values, start, dtype=_wide(values)) for name, values in columns.items()}
+        sums = {"steps": np.diff(start, append=len(self.rows)), **sums}
+        return pd.DataFrame(sums, index=pd.Index(numbers, name="prompt"))
 
     def _columns(self) -> dict[str, np.ndarray]:
         seconds = {} if self.verify is None or self.draft is None else {"verify": self.verify, "draft": self.draft}
@@ -129,6 +132,10 @@ class Replay:
             f"Replay({t['policy']}: {t['steps']:,} steps, {t['tokens_per_step']:.2f} tokens a step, "
             f"{t['nodes']:.1f} nodes{speed}, {t['truncated_share']:.1%} truncated)"
         )
+
+
+def _wide(values: np.ndarray) -> type:
+    return float if values.dtype.kind == "f" else int
 
 
 def replay(trace: Trace | str | Path, policy: Policy | str, cost: CostModel | str | None = None) -> Replay:
