@@ -14,7 +14,7 @@ from treespec.drafters import HeadDrafter, MixDrafter, NgramDrafter
 from treespec.errors import TraceError
 from treespec.pairs import Pair, load_pair
 from treespec.policies import POLICIES, BestFirst, Observation, Sequoia, Threshold, Throughput, parse_policy
-from treespec.prompts import Prompt, mixed_prompts, read_prompts
+from treespec.prompts import Prompt, data_dir, mixed_prompts, read_prompts
 from treespec.trace import Caps, Sampling, Trace, record, replay
 from treespec.trace.fixed import fits
 from treespec.tree import Reason
@@ -329,3 +329,18 @@ def test_the_embedded_pair_replays_as_it_runs(tmp_path, sampling):
         result = replay(trace, spec)
         assert result.totals["truncated_share"] == 0
         assert replayed(result) == live(pair, parse_policy(spec), sampling, prompts), spec
+
+
+def test_the_shipped_traces():
+    """Of the shipped pair, over all prompts, small enough to ship; what a review looks at first is exact on them."""
+    prompts = {p.id: p.category for p in read_prompts(mixed_prompts())}
+    for name, sample, least in (("greedy", "greedy", 3000), ("sampled", "coupled", 1000)):
+        path = data_dir() / "traces" / f"{name}.parquet"
+        trace = Trace.load(path)
+        assert path.stat().st_size < 5_000_000 and len(trace) >= least
+        assert (trace.about["sample"], trace.about["target"], trace.about["draft"]) == (sample, "smollm2", "mix")
+        assert {p.id: p.category for p in trace.prompts} == prompts
+        wide = ("bestfirst",) if sample == "greedy" else ()  # drawn children come in the noise's order: see the README there
+        for spec in ("plain", "linear", "uniform", "specinfer", "sequoia", "threshold", "dynamic", *wide):
+            assert replay(trace, spec).totals["truncated_share"] == 0, (name, spec)
+        assert replay(trace, "threshold").totals["tokens_per_step"] > 1.3
