@@ -49,11 +49,14 @@ compiler:
 	  && apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq gcc libc6-dev >/dev/null; } \
 	  || echo "no C compiler: the CPU kernel's tests will be skipped"
 
+# Tests share the cores, one thread each; browsers, whose response is timed, come after them and have the machine alone.
+WORKERS ?= 2
 test: model chromium compiler
-	@$(BIN)/python -m pytest
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not browser"
+	@$(BIN)/python -m pytest -m browser
 
 fast: $(VENV)/.ready
-	@$(BIN)/python -m pytest -m "not slow and not browser"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not browser"
 
 lint: $(VENV)/.ready
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
