@@ -48,7 +48,7 @@ def test_there_and_back(tmp_path):
 
 def test_the_shipped_curve():
     curve = CostCurve.load("measured")
-    assert "SmolLM2" in curve.provenance and curve.verify(12) > curve.verify(1) > 0 and curve.overhead > 0
+    assert "smollm2" in curve.provenance and curve.verify(12) > curve.verify(1) > 0 and curve.overhead > 0
 
 
 @pytest.mark.parametrize("content, wrong", [
