@@ -130,15 +130,15 @@ def _bonus(tree: TokenTree, token: int, above: tuple[float, int], at: tuple[floa
 def _caption(tree: TokenTree, bonus: int | None) -> str:
     counts = {ACCEPTED: len(tree.accepted), KEPT: tree.candidates - len(tree.accepted)}
     items = [
-        _item(look.sign, look.colour, f"{words} {counts[look]}")
+        _item(look.sign, look.ink, f"{words} {counts[look]}")
         for look, words in ((ACCEPTED, "accepted"), (KEPT, "verified"))
     ]
     if bonus is not None:
-        items.append(_item(BONUS.sign, BONUS.colour, "bonus"))
+        items.append(_item(BONUS.sign, BONUS.ink, "bonus"))
     for why, look in DEAD.items():
         count = int((tree.reason == why).sum())
         if count:
-            items.append(_item(look.sign, look.colour, f"{look.words} {count}"))
+            items.append(_item(look.sign, look.ink, f"{look.words} {count}"))
     return f'<div style="{STYLE}">{" &nbsp; ".join(items)}</div>'
 
 

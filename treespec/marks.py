@@ -16,7 +16,7 @@ from treespec.tree import Reason, TokenTree, visible
 
 GREY, BLUE, GREEN = "#999999", "#3B8FD0", "#009E73"
 VERMILION, PURPLE, ORANGE, LIGHT = "#D55E00", "#CC79A7", "#E69F00", "#BBBBBB"
-SKY, YELLOW, DARK = "#56B4E9", "#F0E442", "#444444"
+SKY, YELLOW, OCHRE, DARK = "#56B4E9", "#F0E442", "#B09E00", "#444444"
 LABELS_UP_TO = 80  # nodes; beyond, the text is on hover only
 CUT = 10  # characters of a label
 
@@ -36,6 +36,11 @@ class Mark:
     symbol: str
     colour: str
     words: str
+
+    @property
+    def ink(self) -> str:
+        """The colour for signs in text, where there is no outline to hold a light one."""
+        return OCHRE if self.colour == YELLOW else self.colour
 
 
 ROOT = Mark("■", "square", GREY, "root: the last committed token")
