@@ -64,7 +64,7 @@ def test_what_does_not_fit_is_said_when_asked():
         controls.policy  # noqa: B018
     controls.show("sequoia")
     controls.parameters["acceptance"].value = "0.5/x"
-    with pytest.raises(TreespecError, match="cannot read 0.5/x"):
+    with pytest.raises(TreespecError, match="cannot read 0\\.5/x"):
         controls.policy  # noqa: B018
     with pytest.raises(PolicyError, match="unknown policy 'dynamit'; known"):
         controls.show("dynamit")
