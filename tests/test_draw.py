@@ -3,7 +3,6 @@
 import re
 
 import pytest
-import torch
 
 from treespec import Reason, TokenTree
 from treespec.draw import tree_html
@@ -67,21 +66,6 @@ def test_what_cannot_be_printed_is_shown_as_its_escape():
     tree = TokenTree.from_lists([1], [-1])
     tree.labels = ["a \n\t\x1b\u200b"]
     assert tree.label(0) == "a␣⏎⇥\\x1b\\u200b"
-
-
-class Halves:
-    """Two tokens make one character, as byte-level tokenizers do."""
-
-    def decode(self, tokens, skip_special_tokens=True):
-        return bytes(tokens).decode("utf-8", errors="replace")
-
-
-def test_characters_that_span_tokens_are_shown_whole():
-    pair = load_pair("toy", "model")
-    out = pair.generate("the cat", policy="linear", max_new_tokens=4)
-    out.tokenizer, out.sequences = Halves(), torch.tensor([[2, 4, *"aé".encode(), 98]])
-    html = out._repr_html_()
-    assert "\ufffd" not in html and "é</span>" in html and html.index("a</span>") < html.index("b</span>")
 
 
 def test_generation_html_tells_accepted_from_given():

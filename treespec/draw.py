@@ -27,6 +27,7 @@ from treespec.marks import (
     short,
     token_text,
 )
+from treespec.spans import Written
 from treespec.tree import Reason, TokenTree
 
 if TYPE_CHECKING:
@@ -147,30 +148,9 @@ def _item(sign: str, colour: str, words: str) -> str:
 
 
 def generation_html(generation: Generation) -> str:
-    """New text with accepted tokens underlined in green and bonus tokens dotted, and the sums in one line."""
-    kinds = [(event.index, k < len(event.path)) for event in generation.steps for k in range(len(event.tokens))]
-    spans = []
-    for text, (step, accepted) in zip(_token_texts(generation), kinds):
-        style = f"border-bottom:3px solid {GREEN}" if accepted else f"border-bottom:3px dotted {GREY}"
-        spans.append(f'<span style="{style}" title="step {step}">{escape(text)}</span>')
-    legend = (
-        f'<span style="border-bottom:3px solid {GREEN}">guessed by the draft, accepted</span> &nbsp; '
-        f'<span style="border-bottom:3px dotted {GREY}">given by the target</span>'
-    )
-    body = f'<div style="white-space:pre-wrap;line-height:1.8;font-size:14px">{"".join(spans)}</div>'
+    """New text with accepted, bonus and plain tokens told apart, and the sums in one line."""
+    written = Written(generation.tokenizer)
+    for event in generation.steps:
+        written.add(event)
     sums = escape(str(generation.stats))
-    return f'<div style="{STYLE}">{body}<p style="margin-top:.8em">{legend}</p><p>{sums}</p></div>'
-
-
-def _token_texts(generation: Generation) -> list[str]:
-    """What each token adds to the text: differences of growing prefixes, since a character may span tokens."""
-    tokens = generation.tokens
-    if generation.tokenizer is None:
-        return [f"{token} " for token in tokens]
-    out, before = [], ""
-    for end in range(1, len(tokens) + 1):
-        text = generation.tokenizer.decode(tokens[:end], skip_special_tokens=True)
-        text = text if end == len(tokens) else text.rstrip("\ufffd")  # half a character waits for its other half
-        out.append(text[len(before) :])
-        before = text if len(text) > len(before) else before
-    return out
+    return f'<div style="{STYLE}">{written.html()}<p style="margin-top:.8em">{written.legend()}</p><p>{sums}</p></div>'
