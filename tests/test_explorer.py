@@ -17,8 +17,8 @@ from treespec.search import TRUNCATED
 from treespec.trace import Sampling, Trace, explain, record
 from treespec.widgets import TreeExplorer
 from treespec.widgets import explorer as module
-from treespec.widgets.explorer import SPEED, TEXT, TIME, TREE
 from treespec.widgets.handover import as_code
+from treespec.widgets.page import SPEED, TEXT, TIME, TREE
 from treespec.widgets.pricing import HARDWARE, CostControls
 from treespec.widgets.study import Study
 

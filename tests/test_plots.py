@@ -21,7 +21,8 @@ from treespec.plots import (
     token_texts,
     tree_figure,
 )
-from treespec.plots.costs import measured_rows, phases, plain_ms
+from treespec.plots.costs import measured_rows, phases
+from treespec.plots.rows import plain_ms
 from treespec.plots.style import redraw, safe
 from treespec.plots.trees import KINDS, tree_parts
 from treespec.policies import POLICIES

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,11 @@ from treespec.marks import (
     ACCEPTED,
     BLUE,
     BONUS,
-    CUT,
     DARK,
     DEAD,
     GREEN,
     GREY,
     KEPT,
-    LABELS_UP_TO,
     PURPLE,
     ROOT,
     Mark,
@@ -27,18 +24,12 @@ from treespec.marks import (
     last_accepted,
     level_entropy,
     node_mark,
-    places,
-    short,
-    token_text,
 )
+from treespec.plots.placing import FOOT, GUTTER, Place, labels_of
 from treespec.plots.style import INK, RULE, TITLE, Parts, figure, look, note, safe
 from treespec.tree import Reason, TokenTree
 
 QUESTION = "What did the draft grow here, and what died?"
-FOOT = 40  # pixels below, for the legend
-GUTTER = 122  # pixels for the levels' names and entropies
-LETTER = 6.6  # pixels of a label's letter
-ROOMY = 44  # pixels between levels from which labels stand below their nodes, else beside
 FAINTNESS = (0.2, 0.4, 0.65, 1.0)  # of edges, by the node's own probability
 STEPS = (0.1, 0.3, 0.6)  # where one ends and the next begins
 KINDS: tuple[Mark, ...] = (ROOT, ACCEPTED, KEPT, *DEAD.values())
@@ -80,8 +71,8 @@ def tree_parts(
     height: int = 430,
 ) -> Parts:
     """Traces and layout of :func:`tree_figure`; always as many traces, so that a figure can be redrawn in place."""
-    at = _Place(tree, bonus is not None, width, height)
-    labels = _labels(tree, at, bonus)
+    at = Place(tree, bonus is not None, width, height)
+    labels = labels_of(tree, at, bonus)
     traces = [
         *_edges(tree, at, labels),
         _star_edge(tree, at, labels, bonus),
@@ -111,67 +102,7 @@ def tree_parts(
     return traces, layout
 
 
-class _Place:
-    """Where nodes lie, in columns and levels, and how many pixels these are."""
-
-    def __init__(self, tree: TokenTree, bonus: bool, width: int, height: int) -> None:
-        self.x, self.depth = places(tree, bonus)
-        self.columns = float(self.x.max()) + 1
-        self.across = max(width - 16, GUTTER + 100)
-        self.gap = (self.across - GUTTER) / (self.columns + 0.4)
-        self.level = (height - TITLE - FOOT) / (float(self.depth.max()) + 1.15)
-        path = np.exp(tree.log_path.numpy())
-        most = max(2.5, min(18.0, 0.9 * self.gap, 0.5 * self.level))
-        self.size = np.minimum(5 + 13 * np.sqrt(path), most)
-        if bonus:
-            self.size = np.append(self.size, max(9.0, min(15.0, 2 * self.gap)))
-        self.below = self.level >= ROOMY
-        # edges leave below the texts of their level
-        self.stub = min(0.5, (float(self.size.max()) / 2 + 19) / self.level) if self.below else 0.0
-
-    def bits_range(self, tree: TokenTree) -> float:
-        """The scale of the entropy bars, in bits."""
-        return max(6.0, *(b for b in level_entropy(tree) if b == b), 0.0)
-
-    def points(self, nodes: Iterable[int]) -> tuple[list[float], list[float]]:
-        """Their coordinates."""
-        index = list(nodes)
-        return self.x[index].tolist(), self.depth[index].astype(float).tolist()
-
-
-def _labels(tree: TokenTree, at: _Place, bonus: int | None) -> list[str]:
-    """Texts of nodes, and of the star behind them, where there is room, important ones first; the rest is on hover."""
-    names = [tree.label(i) for i in range(len(tree))] if len(tree) <= LABELS_UP_TO else []
-    if bonus is not None and names:
-        names.append(token_text(tree, bonus))
-    out = [""] * len(at.x)
-    taken: dict[int, list[tuple[float, float]]] = {}
-    pixels, half = at.x * at.gap, at.size / 2
-    if not at.below:
-        for x, r, d in zip(pixels, half, at.depth.tolist()):
-            taken.setdefault(d, []).append((x - r, x + r))
-    for i in sorted(range(len(names)), key=lambda i: _importance(tree, i)):
-        row = taken.setdefault(int(at.depth[i]), [])
-        for most in (CUT, 7, 5, 3):
-            cut = short(names[i], most)
-            wide = LETTER * len(cut) + 4
-            left = pixels[i] - wide / 2 if at.below else pixels[i] + half[i] + 3
-            if all(left + wide <= a or left >= b for a, b in row):
-                out[i] = cut
-                row.append((left, left + wide))
-                break
-    return out
-
-
-def _importance(tree: TokenTree, i: int) -> tuple[int, float]:
-    """What to sort by: root and accepted path, the star, verified nodes, dead ones; likely ones first."""
-    if i == len(tree):
-        return 1, 0.0
-    kept = tree.reason[i] == Reason.KEPT
-    return (0 if i == 0 or i in tree.accepted else 2 if kept else 3), -float(tree.log_path[i])
-
-
-def _edges(tree: TokenTree, at: _Place, labels: list[str]) -> list[dict[str, Any]]:
+def _edges(tree: TokenTree, at: Place, labels: list[str]) -> list[dict[str, Any]]:
     """Lines by faintness, then the accepted path's."""
     lines: list[tuple[list[float | None], list[float | None]]] = [([], []) for _ in range(len(FAINTNESS) + 1)]
     bins = np.searchsorted(STEPS, np.exp(tree.logp.numpy()), side="right").tolist()
@@ -202,7 +133,7 @@ def _edges(tree: TokenTree, at: _Place, labels: list[str]) -> list[dict[str, Any
     ]
 
 
-def _star_edge(tree: TokenTree, at: _Place, labels: list[str], bonus: int | None) -> dict[str, Any]:
+def _star_edge(tree: TokenTree, at: Place, labels: list[str], bonus: int | None) -> dict[str, Any]:
     x, y = ([], []) if bonus is None else at.points([last_accepted(tree), len(tree)])
     if y and any(labels):
         y[0] += at.stub
@@ -248,7 +179,7 @@ def _levels(tree: TokenTree) -> list[dict[str, Any]]:
     return [bars, names]
 
 
-def _caps(tree: TokenTree, at: _Place) -> dict[str, Any]:
+def _caps(tree: TokenTree, at: Place) -> dict[str, Any]:
     """The dash on every parent that was too uncertain to be expanded."""
     parents = sorted(set(tree.parent[tree.reason == Reason.ENTROPY_CAP].tolist()))
     x, y = at.points(parents)
@@ -266,7 +197,7 @@ def _caps(tree: TokenTree, at: _Place) -> dict[str, Any]:
     }
 
 
-def _texts(at: _Place, labels: list[str]) -> dict[str, Any]:
+def _texts(at: Place, labels: list[str]) -> dict[str, Any]:
     shown = [i for i, text in enumerate(labels) if text]
     x, y = at.points(shown)
     half = (at.size[shown] / 2).tolist()
@@ -287,7 +218,7 @@ def _texts(at: _Place, labels: list[str]) -> dict[str, Any]:
     }
 
 
-def _nodes(tree: TokenTree, at: _Place, kind: Mark) -> dict[str, Any]:
+def _nodes(tree: TokenTree, at: Place, kind: Mark) -> dict[str, Any]:
     mine = [i for i in range(len(tree)) if node_mark(tree, i) is kind]
     x, y = at.points(mine)
     size = at.size[mine]
@@ -315,7 +246,7 @@ def _nodes(tree: TokenTree, at: _Place, kind: Mark) -> dict[str, Any]:
     }
 
 
-def _star(tree: TokenTree, at: _Place, bonus: int | None) -> dict[str, Any]:
+def _star(tree: TokenTree, at: Place, bonus: int | None) -> dict[str, Any]:
     x, y = ([], []) if bonus is None else at.points([len(tree)])
     said = "" if bonus is None else safe(bonus_text(tree, bonus)).replace("; ", "<br>")
     return {
@@ -336,7 +267,7 @@ def _star(tree: TokenTree, at: _Place, bonus: int | None) -> dict[str, Any]:
     }
 
 
-def _ring(at: _Place, selected: int | None) -> dict[str, Any]:
+def _ring(at: Place, selected: int | None) -> dict[str, Any]:
     x, y = at.points([] if selected is None else [selected])
     return {
         "type": "scatter",

@@ -27,11 +27,13 @@ class Explained:
     Args:
         tree: what the draft proposed within the policy's limits, each node with its reason; ``accepted`` is filled.
         bonus: the target's own token behind the accepted ones; None at the end of a text.
-        truncated: the policy wanted nodes that were not recorded; the tree is what it does without them.
+        missing: nodes of a fixed shape that are verified too but were not recorded, so their tokens are unknown.
+        truncated: what the policy does here depends on nodes that were not recorded; the tree is what it does without.
     """
 
     tree: TokenTree
     bonus: int | None
+    missing: int
     truncated: bool
 
 
@@ -57,8 +59,9 @@ def explain(trace: Trace, row: int, policy: Policy, tokenizer: Any = None) -> Ex
     true = trace.nodes["is_true"][start:]
     kept = [i for i in range(1, len(tree)) if int(tree.reason[i]) == Reason.KEPT]
     tree.accepted = [i for i in kept if true[known.node(growth, i)]]
-    truncated = bool(regrow(index, torch.tensor([row]), policy).truncated[0])
-    return Explained(tree, _bonus(trace, row, len(tree.accepted)), truncated)
+    grown = regrow(index, torch.tensor([row]), policy)
+    missing = int(grown.nodes[0]) - 1 - len(kept)
+    return Explained(tree, _bonus(trace, row, len(tree.accepted)), missing, bool(grown.truncated[0]))
 
 
 def _bonus(trace: Trace, row: int, accepted: int) -> int | None:
