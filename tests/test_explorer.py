@@ -1,6 +1,7 @@
 """The explorer's Python side: what its controls do to its figures is what the library computes. No browser."""
 
 import dataclasses
+import json
 
 import ipywidgets
 import numpy as np
@@ -54,15 +55,9 @@ def ring(explorer):
 
 
 def drawn_nodes(explorer):
-    points = [
-        t.customdata for t in explorer.figures[TREE].figure.data if t.mode == "markers" and t.marker.symbol != "line-ew"
-    ]
-    dead = [
-        t.customdata
-        for t in explorer.figures[TREE].figure.data
-        if t.mode == "markers" and t.name == "parent too uncertain"
-    ]
-    return sorted(i for nodes in (*points, *dead) if nodes is not None for i in nodes)
+    """Nodes with a mark; the dash on a parent is a second one."""
+    shown = [t for t in explorer.figures[TREE].figure.data if t.mode == "markers" and t.name]
+    return sorted(int(i) for t in shown for i in (t.customdata if t.customdata is not None else ()))
 
 
 def expected(trace, spec, cost=CURVE):
@@ -271,6 +266,12 @@ def test_copied_code_rebuilds_the_policy(policy):
     scope = {}
     exec(as_code(policy), scope)
     assert scope["policy"] == policy
+
+
+def test_it_can_be_shown_without_a_front_end(explorer):
+    assert "TreeExplorer" in repr(explorer) and "application/vnd.jupyter.widget-view+json" in explorer._repr_mimebundle_()
+    figures = [box.figure for box in explorer.figures.values()]
+    json.dumps([[f._widget_data, f._widget_layout] for f in figures], allow_nan=False, default=np.ndarray.tolist)
 
 
 def test_closing_frees_every_widget(trace):

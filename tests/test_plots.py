@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import math
 
 import numpy as np
@@ -40,6 +41,10 @@ def every_reason():
     return tree
 
 
+def with_symbol(figure, symbol):
+    return [t for t in figure.data if t.type == "scatter" and t.marker.symbol == symbol]
+
+
 def trace_by(figure, mark):
     return figure.data[len(figure.data) - 2 - len(KINDS) + KINDS.index(mark)]
 
@@ -64,12 +69,12 @@ def test_every_node_is_drawn_once_with_the_mark_of_its_fate():
 def test_the_cap_is_a_dash_on_the_parent_and_the_bonus_a_star_below_the_last_accepted():
     tree = every_reason()
     figure = tree_figure(tree, bonus=99)
-    dash = next(t for t in figure.data if t.marker.symbol == "line-ew" and t.hovertext and "expanded" in t.hovertext[0])
+    dash = with_symbol(figure, "line-ew")[0]
     assert list(dash.customdata) == [1] and "2.00 bits" in dash.hovertext[0]
-    star = next(t for t in figure.data if t.marker.symbol == "star")
+    star = with_symbol(figure, "star")[0]
     x, depth = places(tree, bonus=True)
     assert (star.x[0], star.y[0]) == (x[-1], 2.0) and "99: bonus" in star.hovertext[0]
-    assert not next(t for t in tree_figure(tree).data if t.marker.symbol == "star").x
+    assert not with_symbol(tree_figure(tree), "star")[0].x
 
 
 def test_draft_steps_show_the_weighted_entropy_of_what_they_expanded():
@@ -86,7 +91,7 @@ def test_labels_never_overlap_and_give_way_above_eighty(nodes, fan):
     tree = TokenTree.from_lists(range(nodes + 1), [-1, *((i - 1) // fan for i in range(1, nodes + 1))])
     tree.labels = ["considerable"] * (nodes + 1)
     traces, layout = tree_parts(tree, bonus=5)
-    texts = next(t for t in traces if t["mode"] == "text" and "xaxis" not in t)
+    texts = next(t for t in traces if t.get("mode") == "text" and "xaxis" not in t)
     assert bool(texts["text"]) == (nodes + 1 <= 80)
     span = layout["xaxis"]["range"]
     pixels = (620 - 16 - 122) / (span[1] - span[0])
@@ -187,6 +192,12 @@ def test_entropy_along_the_text_with_accepted_runs_underlined():
     assert (ring.x[0], ring.y[0]) == (2, 1.5)
     assert [(s.y0, s.y1) for s in figure.layout.shapes][:2] == [(0.0, 1.0), (1.0, 2.5)]
     assert token_texts(trace, 0) == ["7"] * 5
+
+
+def test_where_the_draft_was_not_asked_nothing_is_drawn_and_json_stays_valid():
+    figure = entropy_figure(recorded([0.5, math.nan], [True, True]), 0, bands=(1.0, 2.5), position=1)
+    assert figure.data[0].y == (0.5, None) and "was not asked" in figure.data[0].hovertext[1]
+    json.dumps(figure.to_dict(), allow_nan=False, default=np.ndarray.tolist)
 
 
 def test_cost_curves_tell_measured_points_from_others(tmp_path):

@@ -87,7 +87,7 @@ def entropy_parts(
             "type": "scatter",
             "mode": "lines+markers",
             "x": numbers,
-            "y": bits.tolist(),
+            "y": [None if b != b else b for b in bits.tolist()],  # JSON knows no NaN
             "line": {"color": BLUE, "width": 1.5},
             "marker": {"color": BLUE, "size": 7},
             "hovertext": [_said(texts, i, b, bands) for i, b in zip(numbers, bits)],

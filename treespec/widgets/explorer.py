@@ -59,7 +59,7 @@ class TreeExplorer(ExplorerPage):
         if tokenizer is None:
             tokenizer = known_tokenizer(str(trace.about.get("target", "")))
         super().__init__(Study(trace, pricing.cost, tokenizer), PolicyControls(policy), pricing)
-        self._compare = compare
+        self._comparing = compare
         self._bind()
         self.attempt(self._respec)
         self._survey()
@@ -149,7 +149,7 @@ class TreeExplorer(ExplorerPage):
 
     def _survey(self) -> None:
         """The other strategies and the cloud, one replay after the other beside the sliders."""
-        if self._compare:
+        if self._comparing:
             self.start("survey", self._surveying, done=self._surveyed)
 
     def _surveying(self, job: Job) -> None:
