@@ -269,7 +269,9 @@ def test_copied_code_rebuilds_the_policy(policy):
 
 
 def test_it_can_be_shown_without_a_front_end(explorer):
-    assert "TreeExplorer" in repr(explorer) and "application/vnd.jupyter.widget-view+json" in explorer._repr_mimebundle_()
+    assert (
+        "TreeExplorer" in repr(explorer) and "application/vnd.jupyter.widget-view+json" in explorer._repr_mimebundle_()
+    )
     figures = [box.figure for box in explorer.figures.values()]
     json.dumps([[f._widget_data, f._widget_layout] for f in figures], allow_nan=False, default=np.ndarray.tolist)
 
