@@ -250,6 +250,7 @@ def summary(lines: Sequence[dict[str, Any]], plan: BenchPlan) -> dict[str, Any]:
     inputs = [line["input_tokens"] for line in lines]
     return {
         "rows": rows,
+        "refused": [],
         "rounds": len(lines),
         "prompts": len({line["prompt"] for line in lines}),
         "categories": {c: sum(line["category"] == c for line in lines) for c in categories},

@@ -23,6 +23,7 @@ class CachedDrafter(ABC):
 
     _session: Session
     samples = True  # can draw children and tell what from
+    complete = True  # a law over one vocabulary: every node has as many children as any other
 
     def begin(self, request: DraftRequest) -> None:
         """Start a new text; the prompt is read at the first ``grow``."""

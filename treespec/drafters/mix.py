@@ -96,7 +96,7 @@ class MixDrafter(HeadDrafter):
                 nats += (own * math.log(own) if own > 0 else 0.0) - (own + p) * math.log(own + p)
             best = sorted(chance.items(), key=itemgetter(1), reverse=True)[: head.token.shape[1]]
             out.token[row] = torch.tensor([token for token, _ in best])
-            out.logp[row] = torch.tensor([p for _, p in best]).log().clamp(max=0.0)
+            out.logp[row] = torch.tensor([p for _, p in best]).clamp(min=TINY, max=1.0).log()
             out.entropy[row] = max(nats, 0.0) / math.log(2)
         return out
 

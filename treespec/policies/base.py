@@ -12,7 +12,7 @@ import abc
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from torch import Tensor
 from treespec.errors import PolicyError
 from treespec.policies.space import Space
 from treespec.tree import Reason
+
+if TYPE_CHECKING:
+    from treespec.policies.shape import StaticTree
 
 MAX_NODES = 8192  # a tree beyond this is a mistake in a parameter, not a strategy
 
@@ -104,6 +107,11 @@ class Policy(abc.ABC):
     @abc.abstractmethod
     def width(self) -> int:
         """How many children of a node the draft has to rank."""
+
+    @property
+    def shape(self) -> StaticTree | None:
+        """The whole tree, where it is known before any draft; None where it depends on the draft's probabilities."""
+        return None
 
     @abc.abstractmethod
     def decide(self, frontier: Frontier) -> Decision:

@@ -81,6 +81,11 @@ class Sequoia(Policy):
         """Children of the widest node."""
         return self.tree.slots.shape[1]
 
+    @property
+    def shape(self) -> StaticTree:
+        """The best tree."""
+        return self.tree
+
     def decide(self, frontier: Frontier) -> Decision:
         """Follow every node's sibling ranks down the shape; its children there are kept."""
         slots = self.tree.slots.to(frontier.ranks.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +49,21 @@ class StaticTree:
         parent, rank = torch.tensor([self.parent, self.rank])[:, 1:]
         table[parent, rank] = torch.arange(1, n)
         return table
+
+
+@functools.lru_cache(maxsize=64)
+def level_tree(widths: tuple[int, ...]) -> StaticTree:
+    """The tree in which every node of level d has ``widths[d]`` children; what it would accept is not known."""
+    parent, rank, level = [-1], [0], [0]
+    for width in widths:
+        below = []
+        for node in level:
+            for k in range(width):
+                below.append(len(parent))
+                parent.append(node)
+                rank.append(k)
+        level = below
+    return StaticTree(tuple(parent), tuple(rank), math.nan)
 
 
 class Programme:

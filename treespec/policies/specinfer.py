@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from treespec.errors import PolicyError
 from treespec.policies.base import MAX_NODES, Decision, Frontier, Policy, present_children, reasons, whole
+from treespec.policies.shape import StaticTree, level_tree
 from treespec.policies.space import Choice, Space
 
 
@@ -66,6 +67,11 @@ class SpecInfer(Policy):
     def width(self) -> int:
         """The widest level's."""
         return max(self.expansion)
+
+    @property
+    def shape(self) -> StaticTree:
+        """The same at every position."""
+        return level_tree(self.expansion)
 
     def decide(self, frontier: Frontier) -> Decision:
         """Take the first ``expansion[depth]`` children of every node."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from treespec.errors import PolicyError
 from treespec.policies.base import MAX_NODES, Decision, Frontier, Policy, number, present_children, reasons, whole
+from treespec.policies.shape import StaticTree, level_tree
 from treespec.policies.space import Choice, Space, Whole
 
 SVIP_SCALE = 0.15  # the paper's c in sqrt(c * H), which estimates the total variation between draft and target
@@ -77,6 +78,11 @@ class Uniform(Policy):
     def levels(self) -> int:
         """The tree's depth."""
         return self.depth
+
+    @property
+    def shape(self) -> StaticTree:
+        """The same at every position."""
+        return level_tree((self.width,) * self.depth)
 
     def decide(self, frontier: Frontier) -> Decision:
         """Take the first ``width`` children of every node."""

@@ -26,6 +26,7 @@ class Index:
     Args:
         caps: of the recording.
         ranked: a child is never more probable than one of a lower rank; under coupled noise it can be.
+        everywhere: children that the draft has at every node, recorded or not; 0 if that is not known.
         root: ``[P]`` int64.
         size: ``[P]`` int64, nodes of the position.
         room: ``[P]`` int64, levels that a tree may have.
@@ -42,6 +43,7 @@ class Index:
 
     caps: Caps
     ranked: bool
+    everywhere: int
     root: Tensor
     size: Tensor
     room: Tensor
@@ -58,8 +60,10 @@ class Index:
     mark: Tensor
 
     @classmethod
-    def of(cls, nodes: dict[str, np.ndarray], root: np.ndarray, caps: Caps, ranked: bool) -> Index:
-        """Build it from the columns of a trace."""
+    def of(
+        cls, nodes: dict[str, np.ndarray], root: np.ndarray, caps: Caps, ranked: bool, complete: bool = False
+    ) -> Index:
+        """Build it from the columns of a trace; ``complete``: the draft is a law over one vocabulary at every node."""
         total = len(nodes["node"])
         size = np.diff(root, append=total)
         inner = np.flatnonzero(nodes["node"] > 0).astype(np.int32)
@@ -84,7 +88,14 @@ class Index:
             "mark": np.stack(marks),
         }
         arrays |= {name: nodes[name].copy() for name in ("logp", "entropy", "rank", "offered", "is_true")}
-        return cls(caps=caps, ranked=ranked, **{name: torch.from_numpy(value) for name, value in arrays.items()})
+        offered = nodes["offered"][nodes["offered"] >= 0]
+        everywhere = int(offered.min()) if complete and len(offered) else 0
+        return cls(
+            caps=caps,
+            ranked=ranked,
+            everywhere=everywhere,
+            **{name: torch.from_numpy(value) for name, value in arrays.items()},
+        )
 
 
 def _along(nodes: dict[str, np.ndarray], inner: np.ndarray, above: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

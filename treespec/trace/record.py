@@ -140,6 +140,7 @@ def describe(
         "drafter": type(drafter).__name__,
         "dtype": str(pair.target.dtype).removeprefix("torch."),
         "forward": pair.forward,
+        "complete": getattr(type(drafter), "complete", False) and (sampling.kind == "greedy" or sampling.top_p == 1),
         **(about or {}),
     }
     how = asdict(sampling)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from treespec.policies.base import Frontier, Policy
+from treespec.trace.fixed import fits, lay
 from treespec.trace.index import Index
 from treespec.trace.schema import MOST
 from treespec.tree import Reason
@@ -90,7 +91,13 @@ def _as_wide(table: Tensor, other: Tensor, fill: int) -> Tensor:
 
 
 def regrow(index: Index, rows: Tensor, policy: Policy) -> Grown:
-    """The policy's trees at the positions ``rows`` ``[B]``; exact except where ``truncated`` says so."""
+    """The policy's trees at the positions ``rows`` ``[B]``; exact except where ``truncated`` says so.
+
+    A static tree is counted whole; its nodes that were not recorded are not among ``kept``.
+    """
+    tree = policy.shape
+    if tree is not None and fits(index, tree):
+        return Grown.stack([Grown(*lay(index, part, tree, policy.levels)) for part in rows.split(CHUNK)])
     return Grown.stack([_resolved(index, part, policy) for part in rows.split(CHUNK)])
 
 

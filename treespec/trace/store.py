@@ -77,7 +77,8 @@ class Trace:
     @functools.cached_property
     def index(self) -> Index:
         """The level-wise form that a replay reads, made once."""
-        return Index.of(self.nodes, self.root, self.caps, ranked=self.about.get("sample") == "greedy")
+        greedy, complete = self.about.get("sample") == "greedy", self.about.get("complete", False)
+        return Index.of(self.nodes, self.root, self.caps, ranked=greedy, complete=complete)
 
     @property
     def positions(self) -> np.ndarray:
