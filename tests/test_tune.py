@@ -144,14 +144,20 @@ def test_nonsense_is_refused(trace):
 
 def test_the_command_confirms_and_exports(capsys, monkeypatch, trace, tmp_path):
     out, prompts = tmp_path / "tuned.json", tmp_path / "p.jsonl"
-    prompts.write_text("".join(json.dumps({"id": i, "turns": [text]}) + "\n" for i, text in enumerate(WORDS)))
+    prompts.write_text("".join(json.dumps({"id": f"p{i}", "turns": [text]}) + "\n" for i, text in enumerate(WORDS)))
     cost = "1:10 7:10.1 8:40 64:400; draft 1:0.1 64:0.2"
     command = ("tune", trace.path, "--cost", cost, "--policy", "bestfirst", "--settings", "12", "--out", str(out))
     code, text, _ = run(capsys, monkeypatch, *command, "--confirm", "--prompts", str(prompts), "--target", "toy", "--draft", "model", "--limit", "2",
-                        "--max-new-tokens", "12", "--json")  # fmt: skip
+                        "--json")  # fmt: skip
     result = json.loads(text)
     assert code == 0 and result["recommended"]["policy"] == json.loads(out.read_text())["recommended"]["policy"]
     assert result["confirmed"]["measured"]["policy"] == result["recommended"]["policy"]
+    told, seen = result["confirmed"]["predicted"], result["confirmed"]["measured"]
+    assert told["tokens_per_step"] == pytest.approx(seen["tokens_per_step"], abs=1e-3)
+    assert told["nodes"] == pytest.approx(seen["nodes"], abs=1e-2)
+    assert result["confirmed"]["ratio"] == seen["decoding_speedup"] / told["decoding_speedup"]
+    held = {f"p{k}" for k in halves(Trace.load(trace.path), np.random.default_rng(0))[1]}
+    assert len(result["confirmed"]["prompts"]) == 2 and held.issuperset(result["confirmed"]["prompts"])
     assert result["settings_per_minute"] > 0 and result["front"] and result["cost"]["name"] == cost
     before = out.read_bytes()
     code, _, err = run(capsys, monkeypatch, *command)
@@ -160,6 +166,11 @@ def test_the_command_confirms_and_exports(capsys, monkeypatch, trace, tmp_path):
     assert code == 0 and "recommended: " in text and "held-out" in text
     code, text, _ = run(capsys, monkeypatch, "export", str(out), "--to", "vllm")
     assert code == 0 and "num_speculative_tokens" in text
+    other = tmp_path / "other.jsonl"
+    other.write_text('{"id": "else", "turns": ["a dog"]}\n')
+    code, _, err = run(capsys, monkeypatch, *command[:-1], str(tmp_path / "c.json"), "--confirm", "--prompts", str(other), "--target", "toy",
+                       "--draft", "model")  # fmt: skip
+    assert code == 2 and "held-out prompts" in err and not (tmp_path / "c.json").exists()
     code, _, err = run(capsys, monkeypatch, "tune", str(tmp_path / "none.parquet"))
     assert code == 2 and "none.parquet" in err
 

@@ -19,7 +19,6 @@ from treespec.commands.options import (
     Fast,
     Force,
     Json,
-    NewTokens,
     Seed,
     Target,
     notes,
@@ -39,10 +38,11 @@ def tune(
     confirm: Annotated[
         bool, typer.Option("--confirm", help="Run the recommended setting live and set it beside the prediction.")
     ] = False,
-    prompts: Annotated[Path | None, typer.Option(help="Of --confirm. Default: the repo's own.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Prompts of --confirm, spread over the file.")] = 12,
+    prompts: Annotated[
+        Path | None, typer.Option(help="What the trace was recorded from. Default: the repo's own.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Held-out prompts of --confirm.")] = 12,
     rounds: Annotated[int, typer.Option(min=1, help="Repetitions of --confirm.")] = 1,
-    max_new_tokens: NewTokens = 64,
     target: Target = "smollm2",
     draft: Draft = "auto",
     dtype: Dtype = "float32",
@@ -58,7 +58,10 @@ def tune(
 
     Example: treespec tune t.parquet --cost measured --policy dynamic,bestfirst --out tuned.json
     """
+    from treespec.confirm import confirm as check
     from treespec.cost import load_cost
+    from treespec.pairs import load_pair
+    from treespec.prompts import mixed_prompts, read_prompts
     from treespec.trace import Trace
     from treespec.tune import policy_types
     from treespec.tune import tune as run
@@ -80,42 +83,22 @@ def tune(
         )
     result = found.as_dict()
     if confirm:
-        result["confirmed"] = _confirm(
-            found.recommended, prompts, limit, rounds, max_new_tokens, (target, draft, dtype, fast)
-        )
+        rows, pair = read_prompts(prompts or mixed_prompts()), load_pair(target, draft, dtype, fast)
+        with progress_bar() as tell:
+            result["confirmed"] = check(
+                found.recommended["policy"],
+                recorded,
+                model,
+                pair,
+                rows,
+                limit=limit,
+                rounds=rounds,
+                seed=seed,
+                progress=tell,
+            )
     if out is not None:
         found.save(out, **({"confirmed": result["confirmed"]} if confirm else {}))
     print(json.dumps(result)) if as_json else _show(result)
-
-
-def _confirm(
-    recommended: dict[str, Any],
-    prompts: Path | None,
-    limit: int,
-    rounds: int,
-    new: int,
-    pair: tuple[str, str, str, str],
-) -> dict[str, Any]:
-    """The live engine's row of the recommended setting, beside what was predicted."""
-    from treespec.compare import compare
-    from treespec.pairs import load_pair
-    from treespec.policies import parse_policies
-    from treespec.prompts import mixed_prompts, read_prompts
-
-    rows = read_prompts(prompts or mixed_prompts())
-    rows = rows if limit >= len(rows) else [rows[i * len(rows) // limit] for i in range(limit)]
-    with progress_bar() as tell:
-        live = compare(
-            load_pair(*pair),
-            rows,
-            parse_policies(recommended["policy"]),
-            rounds=rounds,
-            max_new_tokens=new,
-            progress=tell,
-        )
-    measured = next(r for r in live["rows"] if r["policy"] == recommended["policy"])
-    predicted = {k: recommended["held_out"][k] for k in ("speedup", "speedup_ci", "tokens_per_step")}
-    return {"predicted": predicted, "measured": measured, "prompts": len(rows), "machine": live["machine"]}
 
 
 def _show(result: dict[str, Any]) -> None:
@@ -136,11 +119,14 @@ def _show(result: dict[str, Any]) -> None:
     if best["speedup"] <= 1:
         console.print("no setting beats plain decoding at this cost: do not speculate")
     if "confirmed" in result:
-        live = result["confirmed"]["measured"]
+        told, live = result["confirmed"]["predicted"], result["confirmed"]["measured"]
         low, high = live["speedup_ci"]
         console.print(
-            f"live: {live['speedup']:.2f}× ({low:.2f} to {high:.2f}), {live['tokens_per_step']:.2f} tokens per step; "
-            "the prediction leaves the prefill out"
+            f"on {len(result['confirmed']['prompts'])} of them, decoding alone: predicted "
+            f"{told['decoding_speedup']:.2f}×, measured {live['decoding_speedup']:.2f}× "
+            f"({result['confirmed']['ratio']:.2f} of it); tokens per step {told['tokens_per_step']:.2f} and "
+            f"{live['tokens_per_step']:.2f}. Whole texts, prompts' forwards included: {live['speedup']:.2f}× "
+            f"({low:.2f} to {high:.2f})"
         )
 
 

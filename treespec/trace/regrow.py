@@ -12,13 +12,12 @@ This takes for granted what all policies here keep: they are monotone, a less pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-
 import torch
 from torch import Tensor
 
 from treespec.policies.base import Frontier, Policy
 from treespec.trace.fixed import fits, lay
+from treespec.trace.grown import NONE, Grown
 from treespec.trace.index import Index
 from treespec.trace.schema import MOST
 from treespec.tree import Reason
@@ -26,68 +25,9 @@ from treespec.tree import Reason
 CHUNK = 4096  # positions grown at once; bounds the memory
 NARROW = 16  # up to this width all phantoms are shown at once, beyond it one per node first
 GAP = 2e-6  # relative: a phantom stays below its mark in float32 too
-NONE, PHANTOM = -1, -2  # instead of a node
-FILL = {"widths": 0, "kept": NONE}  # padding of the tables that have two dimensions
-
-
-@dataclass
-class Grown:
-    """Trees of B positions.
-
-    Args:
-        accepted: ``[B]`` int64, nodes of the true continuation among the verified ones.
-        nodes: ``[B]`` int64, nodes of the verification, the root included.
-        widths: ``[B, levels]`` int64, nodes that each draft forward expanded.
-        truncated: ``[B]`` bool, see the module's docstring.
-        kept: ``[B, M]`` int64, the verified candidates as numbers in :class:`Index`, ascending, -1 for padding.
-    """
-
-    accepted: Tensor
-    nodes: Tensor
-    widths: Tensor
-    truncated: Tensor
-    kept: Tensor
-
-    @property
-    def levels(self) -> Tensor:
-        """``[B]`` draft forwards."""
-        return (self.widths > 0).sum(-1)
-
-    def at(self, rows: Tensor) -> Grown:
-        """The trees of ``rows``."""
-        return Grown(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
-
-    @classmethod
-    def stack(cls, parts: list[Grown]) -> Grown:
-        """The trees of all parts."""
-        if len(parts) == 1:
-            return parts[0]
-        tables = {f.name: [getattr(p, f.name) for p in parts] for f in fields(cls)}
-        for name, fill in FILL.items():
-            widest = max(tables[name], key=lambda t: int(t.shape[1]))
-            tables[name] = [_as_wide(t, widest, fill) for t in tables[name]]
-        return cls(**{name: torch.cat(values) for name, values in tables.items()})
-
-    def put(self, rows: Tensor, other: Grown) -> None:
-        """Overwrite the trees of ``rows``."""
-        for f in fields(self):
-            mine, new = getattr(self, f.name), getattr(other, f.name)
-            if f.name in FILL:
-                mine, new = _as_wide(mine, new, FILL[f.name]), _as_wide(new, mine, FILL[f.name])
-            setattr(self, f.name, mine.index_copy(0, rows, new))
-
-    def differs(self, other: Grown) -> Tensor:
-        """``[B]`` bool: another tree, or other draft forwards."""
-        out = self.nodes != other.nodes
-        for name, fill in FILL.items():
-            mine, new = getattr(self, name), getattr(other, name)
-            out |= (_as_wide(mine, new, fill) != _as_wide(new, mine, fill)).any(-1)
-        return out
-
-
-def _as_wide(table: Tensor, other: Tensor, fill: int) -> Tensor:
-    missing = other.shape[1] - table.shape[1]
-    return torch.nn.functional.pad(table, (0, missing), value=fill) if missing > 0 else table
+WORTH = 500_000  # padded children that pay for growing some rows apart
+TABLES = ("active", "pool", "ids", "drawn", "front", "score", "ranks")  # of the trees under way
+PHANTOM = -2  # instead of a node, as NONE is
 
 
 def regrow(index: Index, rows: Tensor, policy: Policy) -> Grown:
@@ -145,13 +85,55 @@ class _Growing:
 
     def run(self) -> tuple[Grown, Tensor]:
         """The trees, and ``[B]`` bool where a phantom had been kept at some time."""
-        depth = 0
-        self._retire(self.limit > depth)
-        while len(self.active):
-            self._level(depth)
-            depth += 1
-            self._retire((self.front != NONE).any(-1) & (self.limit[self.active] > depth))
+        self._retire(self.limit > 0)
+        waiting = [(0, self._rows(torch.ones(len(self.active), dtype=torch.bool)))]
+        while waiting:
+            depth, tables = waiting.pop()
+            vars(self).update(tables)
+            while len(self.active):
+                wide = self._split()
+                if wide is not None:
+                    waiting.append((depth, wide))
+                self._level(depth)
+                depth += 1
+                self._retire((self.front != NONE).any(-1) & (self.limit[self.active] > depth))
         return self._finished(), self.touched
+
+    def _split(self) -> dict[str, Tensor] | None:
+        """Set the largest rows apart if padding all others to their size costs more than growing them later."""
+        there = self.front != NONE
+        width = there.sum(-1)
+        last = self._last(self.front.clamp(min=0)).masked_fill(~there, -1)
+        ranks = (last.amax(-1) + 1 + self.phantoms).clamp(1, max(self.policy.width, 1))
+        order = (width * ranks).argsort()
+        count = len(order)
+        size = width[order].cummax(0).values * ranks[order].cummax(0).values  # of the padded table of so many rows
+        going = torch.arange(1, count + 1)
+        cost = going * size + (count - going) * size[-1]
+        best = int(cost.argmin())
+        if count * int(size[-1]) - int(cost[best]) < WORTH:
+            return None
+        narrow = torch.zeros(count, dtype=torch.bool).index_fill_(0, order[: best + 1], True)
+        wide = self._rows(~narrow)
+        vars(self).update(self._rows(narrow))
+        return wide
+
+    def _last(self, own: Tensor) -> Tensor:
+        """The highest recorded rank of the nodes' children, -1 where there are none."""
+        count = self.index.count[own].long()
+        last = self.index.rank[self.index.first[own].long() + (count - 1).clamp(min=0)].long()
+        return torch.where(count > 0, last, -1)
+
+    def _rows(self, some: Tensor) -> dict[str, Tensor]:
+        """The tables of some rows, as small as they can be."""
+        tables = {name: getattr(self, name)[some] for name in TABLES}
+        width = int((tables["front"] != NONE).sum(-1).max()) if len(tables["front"]) else 0
+        used = (tables["ids"] != NONE).any(0)
+        for name in ("front", "score", "ranks"):
+            tables[name] = tables[name][:, :width]
+        for name in ("pool", "ids"):
+            tables[name] = tables[name][:, used]
+        return tables
 
     def _level(self, depth: int) -> None:
         alive = self._known(depth)
@@ -191,7 +173,7 @@ class _Growing:
         index, own = self.index, self.front.clamp(min=0)
         count = index.count[own].long() * alive
         first = index.first[own].long()
-        last = torch.where(count > 0, index.rank[first + (count - 1).clamp(min=0)].long(), -1)
+        last = self._last(own).masked_fill(~alive, -1)
         width = max(1, min(self.policy.width, int(last.max()) + 1 + self.phantoms))
         slot = torch.arange(min(width, max(int(count.max()), 1)))
         child = first[..., None] + slot
@@ -203,10 +185,18 @@ class _Growing:
         known = children >= 0
         logp = index.logp[children.clamp(min=0)].masked_fill(~known, -torch.inf)
         if self.phantoms:
-            at = (~known & alive[..., None] & self._offered(own, width)).nonzero(as_tuple=True)
+            shown = self._shown(last, width) & ~known & alive[..., None] & self._offered(own, width)
+            at = shown.nonzero(as_tuple=True)
             children[at] = PHANTOM
             logp[at] = self._bound(depth, own[at[:2]], at[0], at[2])
         return children, logp
+
+    def _shown(self, last: Tensor, width: int) -> Tensor:
+        """``[A, F, K]`` bool: ranks whose phantoms are shown: so many behind the last recorded child, and those from
+        which a narrower tree's mark no longer holds; between these ranks the bound does not change.
+        """
+        rank = torch.arange(width)
+        return (rank <= last[..., None] + self.phantoms) | torch.isin(rank, torch.tensor(self.index.caps.narrow))
 
     def _offered(self, own: Tensor, width: int) -> Tensor:
         """``[A, F, K]`` bool: the draft had a child of this rank; from the recorder's width on, it may have had."""
@@ -265,8 +255,7 @@ class _Growing:
         if drawn.shape[1]:  # without a draft forward the live engine asks no policy
             kept = self.policy.trim(score, kept, drawn)
         self.done.append((self.active[gone], ids.masked_fill(~kept[:, 1:], NONE), drawn))
-        for name in ("active", "pool", "ids", "drawn", "front", "score", "ranks"):
-            setattr(self, name, getattr(self, name)[going])
+        vars(self).update({name: getattr(self, name)[going] for name in TABLES})
 
     def _finished(self) -> Grown:
         rows = torch.cat([r for r, _, _ in self.done])

@@ -24,7 +24,8 @@ from treespec.cost import CostModel, load_cost, plain_seconds
 from treespec.errors import TraceError
 from treespec.policies import Policy, parse_policy
 from treespec.policies.base import Observation
-from treespec.trace.regrow import Grown, regrow
+from treespec.trace.grown import Grown
+from treespec.trace.regrow import regrow
 from treespec.trace.store import Trace
 from treespec.tree import Reason, TokenTree
 
