@@ -3,10 +3,10 @@
 import re
 
 import pytest
-import torch
 
 from treespec import Reason, TokenTree
-from treespec.draw import DEAD, tree_html
+from treespec.draw import tree_html
+from treespec.marks import DEAD
 from treespec.pairs import load_pair
 
 NASTY = '<script>alert("x")</script>&'
@@ -22,10 +22,10 @@ def test_token_texts_are_escaped():
 @pytest.mark.parametrize("why", list(DEAD))
 def test_a_reader_can_tell_why_a_node_died(why):
     tree = TokenTree.from_lists([1, 2, 3], [-1, 0, 0], reason=[0, 0, why])
-    sign, colour, words = DEAD[why]
+    look = DEAD[why]
     html = tree_html(tree)
-    assert sign in html and colour in html and f"pruned: {words}" in html
-    assert {c for _, c, _ in DEAD.values()} >= {colour} and len({s for s, _, _ in DEAD.values()}) == len(DEAD)
+    assert look.sign in html and look.colour in html and f"pruned: {look.words}" in html
+    assert len({look.sign for look in DEAD.values()}) == len(DEAD)
 
 
 def test_accepted_nodes_stand_out():
@@ -45,22 +45,27 @@ def test_big_trees_keep_their_shape_and_give_up_labels(nodes):
 
 
 def test_no_reason_is_left_without_a_mark():
-    assert set(DEAD) == set(Reason) - {Reason.KEPT, Reason.NOT_PROPOSED}
+    assert set(DEAD) == set(Reason) - {Reason.KEPT}
 
 
-class Halves:
-    """Two tokens make one character, as byte-level tokenizers do."""
+def test_an_uncertain_parent_carries_the_dash():
+    tree = TokenTree.from_lists([1, 2, 3, 4], [-1, 0, 1, 1], reason=[0, 0, Reason.ENTROPY_CAP, Reason.ENTROPY_CAP])
+    groups = tree_html(tree).split("<g>")[1:]
+    assert ['class="cap"' in group for group in groups] == [False, True, False, False]
 
-    def decode(self, tokens, skip_special_tokens=True):
-        return bytes(tokens).decode("utf-8", errors="replace")
+
+def test_the_bonus_is_a_star_and_says_that_it_had_been_pruned():
+    tree = TokenTree.from_lists([1, 2, 3], [-1, 0, 1], reason=[0, 0, Reason.BELOW_TAU])
+    tree.accepted = [1]
+    assert "★" in tree_html(tree, 9) and "9: bonus" in tree_html(tree, 9)
+    assert "the draft had guessed it, pruned: below τ" in tree_html(tree, 3)
+    assert "★" not in tree_html(tree)
 
 
-def test_characters_that_span_tokens_are_shown_whole():
-    pair = load_pair("toy", "model")
-    out = pair.generate("the cat", policy="linear", max_new_tokens=4)
-    out.tokenizer, out.sequences = Halves(), torch.tensor([[2, 4, *"aé".encode(), 98]])
-    html = out._repr_html_()
-    assert "\ufffd" not in html and "é</span>" in html and html.index("a</span>") < html.index("b</span>")
+def test_what_cannot_be_printed_is_shown_as_its_escape():
+    tree = TokenTree.from_lists([1], [-1])
+    tree.labels = ["a \n\t\x1b\u200b"]
+    assert tree.label(0) == "a␣⏎⇥\\x1b\\u200b"
 
 
 def test_generation_html_tells_accepted_from_given():

@@ -1,7 +1,6 @@
 """Static pictures for notebooks: a token tree as SVG, a generation as coloured text. No JavaScript, all text escaped.
 
-Marks and colours are those of the whole package (Okabe-Ito, safe for colour-blind readers): accepted nodes filled
-green, other kept nodes hollow blue, and for each reason a node died its own shape and colour.
+Marks, colours and layout are those of the whole package (:mod:`treespec.marks`).
 """
 
 from __future__ import annotations
@@ -9,47 +8,56 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-import igraph
-
+from treespec.marks import (
+    ACCEPTED,
+    BONUS,
+    DARK,
+    DEAD,
+    GREEN,
+    GREY,
+    KEPT,
+    LABELS_UP_TO,
+    LIGHT,
+    ROOT,
+    bonus_text,
+    hover_text,
+    last_accepted,
+    node_mark,
+    places,
+    short,
+    token_text,
+)
+from treespec.spans import Written
 from treespec.tree import Reason, TokenTree
 
 if TYPE_CHECKING:
     from treespec.events import Generation
 
-GREY, BLUE, GREEN = "#999999", "#3B8FD0", "#009E73"
-VERMILION, PURPLE, ORANGE, LIGHT = "#D55E00", "#CC79A7", "#E69F00", "#BBBBBB"
-DEAD = {
-    Reason.BELOW_TAU: ("×", VERMILION, "below τ"),
-    Reason.ENTROPY_CAP: ("━", PURPLE, "parent too uncertain"),
-    Reason.OVER_BUDGET: ("▽", ORANGE, "over budget"),
-    Reason.TOO_DEEP: ("•", GREY, "too deep"),
-}
-LABELS_UP_TO = 80  # nodes; beyond, the text is on hover only
 LEVEL = 70  # pixels between levels
 PAGE = 1000  # pixels across that a big tree tries to fit into
 STYLE = "font:12px system-ui,sans-serif;color:inherit;max-width:100%"
 PAPER = "var(--jp-layout-color0, Canvas)"  # the page's own colour, light or dark
 
 
-def tree_html(tree: TokenTree) -> str:
-    """The tree as SVG: depth downwards, siblings left to right by draft rank, a legend of what occurs."""
-    x, columns = _layout(tree)
+def tree_html(tree: TokenTree, bonus: int | None = None) -> str:
+    """The tree as SVG: depth downwards, siblings left to right by draft rank, a legend of what occurs.
+
+    Args:
+        tree: with reasons and accepted nodes.
+        bonus: the bonus token, drawn as a star below the last accepted node.
+    """
+    x, depth = places(tree, bonus is not None)
+    columns = float(x.max()) + 1
     labelled = len(tree) <= LABELS_UP_TO
     gap = 92.0 if labelled else max(3.0, min(16.0, PAGE / columns))
     width = max(int(columns * gap) + 140, 360)
-    height = int(tree.depth.max()) * LEVEL + 72
-    at = [(110 + x[i] * gap, 36 + int(tree.depth[i]) * LEVEL) for i in range(len(tree))]
+    height = int(depth.max()) * LEVEL + 72
+    at = [(110 + x[i] * gap, 36 + int(depth[i]) * LEVEL) for i in range(len(x))]
     parts = [_levels(tree, width), _edges(tree, at), *(_node(tree, i, at[i], gap) for i in range(len(tree)))]
+    if bonus is not None:
+        parts.append(_bonus(tree, bonus, at[last_accepted(tree)], at[-1], gap))
     svg = f'<svg viewBox="0 0 {width} {height}" width="{width}" style="{STYLE}" role="img">{"".join(parts)}</svg>'
-    return f'<div style="overflow-x:auto">{_caption(tree)}{svg}</div>'
-
-
-def _layout(tree: TokenTree) -> tuple[list[float], float]:
-    """Horizontal place of every node (0-based columns) by Reingold-Tilford, and the number of columns."""
-    parent = tree.parent.tolist()
-    graph = igraph.Graph(n=len(tree), edges=[(p, i) for i, p in enumerate(parent) if p >= 0])
-    x = [point[0] for point in graph.layout_reingold_tilford(root=[0])]
-    return [v - min(x) for v in x], max(x) - min(x) + 1
+    return f'<div style="overflow-x:auto">{_caption(tree, bonus)}{svg}</div>'
 
 
 def _levels(tree: TokenTree, width: int) -> str:
@@ -80,77 +88,69 @@ def _edges(tree: TokenTree, at: list[tuple[float, int]]) -> str:
 
 def _node(tree: TokenTree, i: int, at: tuple[float, int], gap: float) -> str:
     x, y = at
-    why = Reason(int(tree.reason[i]))
+    look, why = node_mark(tree, i), Reason(int(tree.reason[i]))
     radius = min(3.0, gap / 2.5) + 6 * float(tree.log_path[i].exp()) ** 0.5
-    if i == 0:
-        mark = f'<rect x="{x - 6:.0f}" y="{y - 6}" width="12" height="12" fill="{GREY}"/>'
-    elif i in tree.accepted:
-        mark = f'<circle cx="{x:.0f}" cy="{y}" r="{radius:.1f}" fill="{GREEN}"/>'
-    elif why == Reason.KEPT:
-        hollow = f'fill="{PAPER}" stroke="{BLUE}" stroke-width="2"'
+    if look is ROOT:
+        mark = f'<rect x="{x - 6:.0f}" y="{y - 6}" width="12" height="12" fill="{look.colour}"/>'
+    elif look is ACCEPTED:
+        mark = f'<circle cx="{x:.0f}" cy="{y}" r="{radius:.1f}" fill="{look.colour}"/>'
+    elif look is KEPT:
+        hollow = f'fill="{PAPER}" stroke="{look.colour}" stroke-width="2"'
         mark = f'<circle cx="{x:.0f}" cy="{y}" r="{radius:.1f}" {hollow}/>'
     else:
-        sign, colour, _ = DEAD[why]
-        mark = f'<text x="{x:.0f}" y="{y + 5}" text-anchor="middle" font-size="16" fill="{colour}">{sign}</text>'
-    text = ""
-    if gap > 16:  # room for a label
-        short = tree.label(i) if len(tree.label(i)) <= 10 else tree.label(i)[:9] + "…"
-        probability = f" {float(tree.logp[i].exp()):.2f}" if i else ""
-        text = (
-            f'<text x="{x:.0f}" y="{y + 23}" text-anchor="middle" fill="currentColor" paint-order="stroke" '
-            f'stroke="{PAPER}" stroke-width="4">{escape(short)}'
-            f'<tspan fill="{GREY}" font-size="10">{probability}</tspan></text>'
-        )
-    return f"<g><title>{escape(_hover(tree, i))}</title>{mark}{text}</g>"
+        faint = ' fill-opacity=".5"' if why == Reason.ENTROPY_CAP else ""
+        mark = _sign(look.sign, x, y + 5, look.colour, faint)
+    cap = DEAD[Reason.ENTROPY_CAP]
+    if bool(((tree.parent == i) & (tree.reason == Reason.ENTROPY_CAP)).any()):
+        mark += f'<path d="M{x - 9:.0f} {y + 10}h18" stroke="{cap.colour}" stroke-width="4" class="cap"/>'
+    probability = f" {float(tree.logp[i].exp()):.2f}" if i else ""
+    text = _text(tree.label(i), probability, x, y) if gap > 16 else ""
+    return f"<g><title>{escape(hover_text(tree, i))}</title>{mark}{text}</g>"
 
 
-def _hover(tree: TokenTree, i: int) -> str:
-    if i == 0:
-        head = f"{tree.label(0)} (root: the last committed token)"
-    else:
-        head = f"{tree.label(i)}: p = {float(tree.logp[i].exp()):.3f}, path P = {float(tree.log_path[i].exp()):.4f}"
-    bits = float(tree.entropy[i])
-    head += "" if bits != bits else f", entropy here {bits:.2f} bits"
-    why = Reason(int(tree.reason[i]))
-    fate = "accepted" if i in tree.accepted else ("verified" if why == Reason.KEPT else f"pruned: {DEAD[why][2]}")
-    return head if i == 0 else f"{head}; {fate}"
+def _sign(sign: str, x: float, y: float, colour: str, more: str = "") -> str:
+    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="middle" font-size="16" fill="{colour}"{more}>{sign}</text>'
 
 
-def _caption(tree: TokenTree) -> str:
-    items = [f'<span style="color:{GREEN}">●</span> accepted {len(tree.accepted)}']
-    items.append(f'<span style="color:{BLUE}">○</span> verified {tree.candidates - len(tree.accepted)}')
-    for why, (sign, colour, words) in DEAD.items():
+def _text(label: str, probability: str, x: float, y: float) -> str:
+    return (
+        f'<text x="{x:.0f}" y="{y + 23:.0f}" text-anchor="middle" fill="currentColor" paint-order="stroke" '
+        f'stroke="{PAPER}" stroke-width="4">{escape(short(label))}'
+        f'<tspan fill="{GREY}" font-size="10">{probability}</tspan></text>'
+    )
+
+
+def _bonus(tree: TokenTree, token: int, above: tuple[float, int], at: tuple[float, int], gap: float) -> str:
+    (x1, y1), (x, y) = above, at
+    line = f'<line x1="{x1:.0f}" y1="{y1}" x2="{x:.0f}" y2="{y}" stroke="{GREY}" stroke-dasharray="3 3"/>'
+    star = _sign(BONUS.sign, x, y + 6, BONUS.colour, f' stroke="{DARK}" stroke-width=".8"')
+    text = _text(token_text(tree, token), "", x, y) if gap > 16 else ""
+    return f"<g><title>{escape(bonus_text(tree, token))}</title>{line}{star}{text}</g>"
+
+
+def _caption(tree: TokenTree, bonus: int | None) -> str:
+    counts = {ACCEPTED: len(tree.accepted), KEPT: tree.candidates - len(tree.accepted)}
+    items = [
+        _item(look.sign, look.ink, f"{words} {counts[look]}")
+        for look, words in ((ACCEPTED, "accepted"), (KEPT, "verified"))
+    ]
+    if bonus is not None:
+        items.append(_item(BONUS.sign, BONUS.ink, "bonus"))
+    for why, look in DEAD.items():
         count = int((tree.reason == why).sum())
         if count:
-            items.append(f'<span style="color:{colour}">{sign}</span> {words} {count}')
+            items.append(_item(look.sign, look.ink, f"{look.words} {count}"))
     return f'<div style="{STYLE}">{" &nbsp; ".join(items)}</div>'
 
 
+def _item(sign: str, colour: str, words: str) -> str:
+    return f'<span style="color:{colour}">{sign}</span> {words}'
+
+
 def generation_html(generation: Generation) -> str:
-    """New text with accepted tokens underlined in green and bonus tokens dotted, and the sums in one line."""
-    kinds = [(event.index, k < len(event.path)) for event in generation.steps for k in range(len(event.tokens))]
-    spans = []
-    for text, (step, accepted) in zip(_token_texts(generation), kinds):
-        style = f"border-bottom:3px solid {GREEN}" if accepted else f"border-bottom:3px dotted {GREY}"
-        spans.append(f'<span style="{style}" title="step {step}">{escape(text)}</span>')
-    legend = (
-        f'<span style="border-bottom:3px solid {GREEN}">guessed by the draft, accepted</span> &nbsp; '
-        f'<span style="border-bottom:3px dotted {GREY}">given by the target</span>'
-    )
-    body = f'<div style="white-space:pre-wrap;line-height:1.8;font-size:14px">{"".join(spans)}</div>'
+    """New text with accepted, bonus and plain tokens told apart, and the sums in one line."""
+    written = Written(generation.tokenizer)
+    for event in generation.steps:
+        written.add(event)
     sums = escape(str(generation.stats))
-    return f'<div style="{STYLE}">{body}<p style="margin-top:.8em">{legend}</p><p>{sums}</p></div>'
-
-
-def _token_texts(generation: Generation) -> list[str]:
-    """What each token adds to the text: differences of growing prefixes, since a character may span tokens."""
-    tokens = generation.tokens
-    if generation.tokenizer is None:
-        return [f"{token} " for token in tokens]
-    out, before = [], ""
-    for end in range(1, len(tokens) + 1):
-        text = generation.tokenizer.decode(tokens[:end], skip_special_tokens=True)
-        text = text if end == len(tokens) else text.rstrip("\ufffd")  # half a character waits for its other half
-        out.append(text[len(before) :])
-        before = text if len(text) > len(before) else before
-    return out
+    return f'<div style="{STYLE}">{written.html()}<p style="margin-top:.8em">{written.legend()}</p><p>{sums}</p></div>'

@@ -68,7 +68,9 @@ class StepEvent:
         return self.index == 0
 
     def _repr_html_(self) -> str:
-        return self.tree._repr_html_()
+        from treespec.draw import tree_html  # drawing is never needed to decode
+
+        return tree_html(self.tree, self.bonus)
 
 
 @dataclass

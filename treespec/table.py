@@ -8,7 +8,7 @@ print: draft time, the interval, and whether the recording or the cost curve was
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,17 @@ STRATEGIES: dict[str, Policy] = {
     "C threshold": Threshold(),
     "D entropy + threshold": DynamicTreePruner(),
 }
+COLUMNS = (
+    "strategy",
+    "nodes verified",
+    "verify ms",
+    "tokens/step",
+    "net speed-up (95 %)",
+    "held out",
+    "draft ms",
+    "truncated",
+    "policy",
+)
 SIZES = (4, 8, 16, 32, 48)  # budgets of the rivals' grid
 
 
@@ -179,21 +190,31 @@ def _cheapest(reach: np.ndarray, left: np.ndarray, step: np.ndarray) -> tuple[fl
     return float(best[0]), np.array(walk)
 
 
+def cells(row: Mapping[str, Any]) -> dict[str, str]:
+    """A row as people read it, by :data:`COLUMNS`; what it does not know is left empty."""
+    far, outside = row.get("extrapolated", False), row.get("truncated_share", 0.0)
+    ci = " ({:.2f} to {:.2f})".format(*row["speedup_ci"]) if row.get("speedup_ci") else ""
+    return {
+        "strategy": row.get("strategy", "") + (" †" if outside > TRUNCATED else ""),
+        "nodes verified": f"{row['nodes']:.1f}",
+        "verify ms": f"{row['verify_ms']:.1f}" + ("*" if far else ""),
+        "tokens/step": f"{row['tokens_per_step']:.2f}",
+        "net speed-up (95 %)": f"{row['speedup']:.2f}×{ci}",
+        "held out": f"{row['held_out']:.2f}×" if "held_out" in row else "",
+        "draft ms": f"{row['draft_ms']:.1f}",
+        "truncated": f"{100 * outside:.1f} %" if "truncated_share" in row else "",
+        "policy": str(row["policy"]),
+    }
+
+
 def print_table(result: dict[str, Any]) -> None:
     """The rows of :func:`article_table` on stdout."""
-    heads = ("nodes verified", "verify ms", "tokens/step", "net speed-up (95 %)", "held out", "draft ms", "truncated")
     table = Table(title=f"{result['trace']} at the cost of {result['cost']['name']}, context {result['context']:.0f}")
-    table.add_column("strategy", no_wrap=True)
-    for head in heads:
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("policy", no_wrap=True)
+    for head in COLUMNS:
+        left = head in ("strategy", "policy")
+        table.add_column(head, justify="left" if left else "right", no_wrap=True)
     for row in result["rows"]:
-        low, high = row["speedup_ci"]
-        numbers = (f"{row['nodes']:.1f}", f"{row['verify_ms']:.1f}" + ("*" if row["extrapolated"] else ""))
-        speed = (f"{row['speedup']:.2f}× ({low:.2f} to {high:.2f})", f"{row['held_out']:.2f}×")
-        rest = (f"{row['draft_ms']:.1f}", f"{100 * row['truncated_share']:.1f} %", row["policy"])
-        mark = " †" if row["truncated_share"] > TRUNCATED else ""
-        table.add_row(row["strategy"] + mark, *numbers, f"{row['tokens_per_step']:.2f}", *speed, *rest)
+        table.add_row(*cells(row).values())
     Console(width=200, markup=False).print(table)
     print(f"cost: {result['cost']['provenance']}")
     print("nodes: root included; *: some verifications lie outside what the cost curve was measured for; truncated: "

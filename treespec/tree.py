@@ -197,12 +197,18 @@ class TokenTree:
             text = str(self.tokenizer.decode([int(self.token[node])]))
         else:
             return str(int(self.token[node]))
-        return text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
+        return visible(text)
 
     def _repr_html_(self) -> str:
         from treespec.draw import tree_html  # drawing is never needed to decode
 
         return tree_html(self)
+
+
+def visible(text: str) -> str:
+    """Token text as it is shown: white space as signs, what cannot be printed as its escape."""
+    text = text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def ancestor_mask(parent: np.ndarray) -> np.ndarray:

@@ -150,8 +150,8 @@ def _json(row: dict[str, Any]) -> dict[str, Any]:
     return {k: v.item() if isinstance(v, np.generic) else v for k, v in row.items()}
 
 
-def pareto(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows that no other one beats in both ``tokens_per_step`` and ``verify_ms``, cheapest first."""
-    order = table.sort_values(["verify_ms", "tokens_per_step"], ascending=[True, False], kind="stable")
+def pareto(table: pd.DataFrame, price: str = "verify_ms") -> pd.DataFrame:
+    """Rows that no other one beats in both ``tokens_per_step`` and the column ``price``, cheapest first."""
+    order = table.sort_values([price, "tokens_per_step"], ascending=[True, False], kind="stable")
     better = order["tokens_per_step"] > order["tokens_per_step"].cummax().shift(fill_value=-np.inf)
     return order[better].reset_index(drop=True)

@@ -1,0 +1,178 @@
+"""A real JupyterLab and a real browser for the tests of this folder.
+
+The folder is a package (``__init__.py``) so that this file is not mistaken for the ``conftest`` of the folder above.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import nbformat
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+PICTURES = REPO / "artefacts"  # ignored by git
+TOKEN = "browser-tests"
+WIDTH, HEIGHT = 1250, 900  # the width the pictures are designed for
+PATIENCE = 90_000  # milliseconds; the machine may be busy measuring something
+# nothing that calls home, and what a container without a user namespace or a GPU needs
+CHROMIUM = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+SETTINGS = {
+    # no pop-up over the page, no request to the outside
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    # keep every cell in the page: by default JupyterLab takes out those that are scrolled away
+    "notebook-extension/tracker": {"windowingMode": "none"},
+}
+# The kernel shares its cores with the browser. Threads that spin while they wait for one another would make each
+# forward several times slower then.
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "passive"}
+
+
+class Lab:
+    """A running JupyterLab over a copy of the notebooks."""
+
+    def __init__(self, port, root):
+        self.port, self.notebooks = port, root / "notebooks"
+
+    def url(self, name):
+        """Where a notebook opens."""
+        return f"http://127.0.0.1:{self.port}/lab/tree/notebooks/{name}?token={TOKEN}&reset"
+
+    def add(self, name, cells):
+        """Write a notebook of code cells and say where it opens."""
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+        notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+        nbformat.write(notebook, self.notebooks / name)
+        return self.url(name)
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """Debian's own chromium; playwright's download is not needed."""
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("chromium is not installed; as root, `make chromium` installs it")
+    return path
+
+
+@pytest.fixture(scope="module")
+def lab(chromium, tmp_path_factory):
+    """JupyterLab on a copy of the notebooks and with settings of its own, so the repo stays clean."""
+    home = tmp_path_factory.mktemp("lab")
+    shutil.copytree(REPO / "notebooks", home / "root" / "notebooks", ignore=shutil.ignore_patterns(".*"))
+    for name, values in SETTINGS.items():
+        path = home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(values))
+    port, log = free_port(), home / "lab.log"
+    own = {
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTER_DATA_DIR": "data",
+        "JUPYTER_RUNTIME_DIR": "runtime",
+        "JUPYTERLAB_SETTINGS_DIR": "settings",
+        "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+        "IPYTHONDIR": "ipython",
+    }
+    command = [
+        *(sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"),
+        *(f"--ServerApp.port={port}", "--ServerApp.port_retries=0", "--ServerApp.ip=127.0.0.1"),
+        *(f"--ServerApp.root_dir={home / 'root'}", f"--IdentityProvider.token={TOKEN}"),
+    ]
+    environment = {**os.environ, **ENVIRONMENT, **{name: str(home / part) for name, part in own.items()}}
+    PICTURES.mkdir(exist_ok=True)
+    with log.open("w") as out:
+        server = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
+        try:
+            wait_until_up(f"http://127.0.0.1:{port}/api", server, log)
+            yield Lab(port, home / "root")
+        finally:
+            server.terminate()  # the server ends its kernels itself
+            try:
+                server.wait(30)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+@pytest.fixture
+def page(chromium):
+    """A browser page; on the way out everything is closed, whatever happened."""
+    api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[test]'")
+    with api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM)
+        try:
+            yield browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+        finally:
+            browser.close()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_until_up(url, server, log, seconds=90):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and server.poll() is None:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.3)
+    pytest.fail(f"JupyterLab did not come up; its log ends with:\n{log.read_text()[-2000:]}")
+
+
+def open_notebook(page, url):
+    """Open a notebook and wait for its kernel: earlier, Run would ask for one."""
+    page.goto(url, timeout=PATIENCE)
+    page.locator(".jp-Notebook").wait_for(timeout=PATIENCE)
+    page.locator("text=Python 3 (ipykernel) | Idle").wait_for(timeout=PATIENCE)
+
+
+def run_all(page):
+    """Run All Cells through the menu; returns at once."""
+    page.click("text=Run")
+    page.click('text="Run All Cells"')
+
+
+def errors(page):
+    """The error outputs of all cells."""
+    return page.locator('[data-mime-type="application/vnd.jupyter.error"]')
+
+
+def go_dark(page):
+    """Switch JupyterLab to its dark theme."""
+    page.click("text=Settings")
+    page.hover("text=Theme")
+    page.click('text="JupyterLab Dark"')
+    page.locator("body[data-jp-theme-light=false]").wait_for(state="attached", timeout=30_000)
+
+
+def photograph(page, name, width=WIDTH):
+    """The whole notebook in one picture, at the reading width."""
+    scroller = page.locator(".jp-WindowedPanel-outer").first
+    page.set_viewport_size({"width": width, "height": HEIGHT})
+    height = scroller.evaluate("panel => panel.scrollHeight")
+    page.set_viewport_size({"width": width, "height": min(int(height) + 120, 14_000)})
+    page.mouse.move(width - 5, HEIGHT - 5)  # no hover box in the picture
+    page.wait_for_timeout(2000)  # the plots fit themselves to the page
+    scroller.evaluate("panel => { panel.scrollTop = 0 }")
+    page.wait_for_timeout(500)
+    page.screenshot(path=PICTURES / name)
+    page.set_viewport_size({"width": WIDTH, "height": HEIGHT})

@@ -1,0 +1,73 @@
+"""What all figures share: transparent paper, middling ink, a question as title, text that cannot turn into markup."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+import plotly.graph_objects as go
+
+CLEAR, INK, RULE = "rgba(0,0,0,0)", "#7a7a7a", "rgba(128,128,128,.22)"
+TITLE = 34  # pixels kept for the title
+Parts = tuple[list[dict[str, Any]], dict[str, Any]]  # traces of fixed number and order, and the layout
+
+
+def safe(text: str) -> str:
+    """Text for plotly, which reads some HTML and, between dollars, TeX."""
+    return escape(text, quote=False).replace("$", "&#36;")
+
+
+def look(title: str, height: int, **more: Any) -> dict[str, Any]:
+    """A layout; ``more`` is laid over it."""
+    margin = {"l": 56, "r": 16, "t": TITLE + 12, "b": 48, **more.pop("margin", {})}
+    base: dict[str, Any] = {
+        "template": "none",
+        "paper_bgcolor": CLEAR,
+        "plot_bgcolor": CLEAR,
+        "font": {"color": INK, "size": 12, "family": "system-ui, sans-serif"},
+        "title": {
+            "text": safe(title),
+            "font": {"size": 15},
+            "x": 0,
+            "xanchor": "left",
+            "xref": "container",
+            "pad": {"l": 4},
+            "y": 1 - 9 / height,
+            "yanchor": "top",
+            "yref": "container",
+        },
+        "height": height,
+        "margin": margin,
+        "hovermode": "closest",
+        "hoverlabel": {"align": "left", "bgcolor": "#333333", "bordercolor": INK, "font": {"color": "#f4f4f4"}},
+        "showlegend": False,
+        "uirevision": "same",  # a zoom outlives a redraw
+        "dragmode": "pan",
+    }
+    return base | more
+
+
+def axis(title: str = "", **more: Any) -> dict[str, Any]:
+    """An axis with faint rules."""
+    base = {"gridcolor": RULE, "zeroline": False, "linecolor": RULE, "tickcolor": RULE, "automargin": False}
+    return {**base, **({"title": {"text": safe(title), "standoff": 8}} if title else {}), **more}
+
+
+def figure(parts: Parts) -> go.Figure:
+    """A figure of traces and layout."""
+    return go.Figure(*parts)
+
+
+def redraw(shown: go.Figure, parts: Parts) -> None:
+    """Put new traces and layout into a figure that holds older ones of the same kind, in place and in one message."""
+    traces, layout = parts
+    with shown.batch_update():
+        for old, new in zip(shown.data, traces, strict=True):
+            old.update(new, overwrite=False)
+        shown.layout.update(layout)
+
+
+def note(text: str, **more: Any) -> dict[str, Any]:
+    """An annotation without an arrow, placed on the paper unless told otherwise; ``text`` is markup."""
+    base = {"text": text, "showarrow": False, "font": {"size": 11, "color": INK}}
+    return {**base, "xref": "paper", "yref": "paper", **more}
