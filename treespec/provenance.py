@@ -78,7 +78,8 @@ def recorded(trace: Trace) -> dict[str, str]:
 
 def record_command(trace: Trace) -> tuple[str, list[str]]:
     """The command that records such a trace again, and what the trace does not say of it, a sentence each."""
-    about, caps, said = trace.about, trace.caps, []
+    about, caps = trace.about, trace.caps
+    said: list[str] = []
     by_command = "fast" in about  # the command names the draft as it was asked for, and the forward
     options: list[tuple[str, Any]] = [("target", about.get("target"))]
     options += [("draft", about.get("draft"))] if by_command else []

@@ -2,12 +2,13 @@
 
 import pytest
 
-from tests.browser.conftest import PICTURES
 from treespec.cost import CostCurve
 from treespec.pairs import load_pair
 from treespec.prompts import Prompt
 from treespec.report import report
 from treespec.trace import Caps, record
+
+from .conftest import PICTURES
 
 pytestmark = pytest.mark.browser
 NASTY = "<img src='http://example.invalid/x.png' onerror='window.hacked = 1'>"
