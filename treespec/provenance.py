@@ -12,32 +12,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer
-
 from treespec.cost import At, CostModel, shipped
-from treespec.files import cache_dir, read_json
-from treespec.pairs import NAME
+from treespec.files import read_json
 from treespec.prompts import mixed_prompts, read_prompts
 from treespec.search import TRUNCATED
-from treespec.toy import toy_tokenizer
 from treespec.trace import Trace
 from treespec.trace.record import digest
 
 FEW_PROMPTS = 10  # fewer held-out prompts than this make an interval that is itself uncertain
-
-
-def tokenizer_of(trace: Trace) -> Any:
-    """The target's tokenizer if it is on this machine, else None: a picture is not worth a download."""
-    name = str(trace.about.get("target", ""))
-    if name == "toy":
-        return toy_tokenizer()
-    where = cache_dir() / NAME if name == "smollm2" else Path(name)
-    if not (where / "tokenizer.json").is_file():
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(where, local_files_only=True)
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 def sha256(path: str | Path) -> str:

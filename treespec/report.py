@@ -18,7 +18,8 @@ from treespec.cost import At, CostModel, load_cost
 from treespec.errors import InputError
 from treespec.files import write_whole
 from treespec.page import Command, Section, Table, Tile, render
-from treespec.provenance import not_measured, record_command, recorded, sha256, tokenizer_of
+from treespec.pairs import known_tokenizer
+from treespec.provenance import not_measured, record_command, recorded, sha256
 from treespec.scoring import priced
 from treespec.table import COLUMNS, article_table, cells
 from treespec.trace import Trace
@@ -103,7 +104,7 @@ def report(
         priced(model, trace, context, batch),
         article_table(trace, model, **common),
         tune(trace, model, policies, settings=settings, **common),
-        tokenizer or tokenizer_of(trace),
+        tokenizer or known_tokenizer(str(trace.about.get("target", ""))),
         {**options, "batch": batch, "seed": seed, "question": question},
     )
     page = render(question or _question(trace), _made(trace), sections(review))

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from treespec.cost import CostCurve
 from treespec.errors import TreespecError
@@ -17,7 +16,7 @@ from treespec.plots import cost_figure, entropy_figure, frontier_figure, time_fi
 from treespec.plots.costs import measured_rows, named, phases, step_ms
 from treespec.policies import DynamicTreePruner, Policy, Throughput, parse_policy
 from treespec.provenance import cost_about
-from treespec.trace import Replay, replay
+from treespec.trace import Replay, explain, replay
 from treespec.tree import Reason, TokenTree
 
 if TYPE_CHECKING:
@@ -161,18 +160,17 @@ def tree_section(review: Review, steps: Replay) -> Section:
     """A step that went well, an ordinary one and one that was wasted."""
     figures = []
     for i, (step, why) in enumerate(chosen_steps(steps).items()):
-        tree, bonus = step_tree(steps, step, review.tokenizer)
         row = int(steps.rows[step])
-        info = review.trace.prompts[int(review.trace.prompt[row])]
+        policy = steps.policies[step] if steps.policies else steps.policy
+        found = explain(steps.trace, row, policy, review.tokenizer)
+        tree, info = found.tree, steps.trace.prompts[int(steps.trace.prompt[row])]
         heading = f"{why}: {len(tree.accepted)} of {tree.candidates} guesses accepted"
-        where = f"Prompt {info.id}, root at position {int(review.trace.positions[row])}."
-        beyond = (
-            " Pale dots are the text that the target wrote where the tree did not hold it." if _missed(tree) else ""
-        )
-        drawn = tree_figure(tree, bonus=bonus, title="", width=WIDTH, height=_height(tree))
+        where = f"Prompt {info.id}, root at position {int(steps.trace.positions[row])}."
+        short = " It asked for nodes beyond the recording; this is the tree without them." if found.truncated else ""
+        drawn = tree_figure(tree, bonus=found.bonus, title="", width=WIDTH, height=_height(tree))
         table = Table(("node", "token", "parent", "p", "path P", "entropy, bits", "fate"), list(_nodes(tree)))
-        figures.append(Figure(f"tree{i}", heading, drawn, table, heading=heading, note=where + beyond))
-    question = "What did the draft grow, and what was it good for?"
+        figures.append(Figure(f"tree{i}", heading, drawn, table, heading=heading, note=where + short))
+    question = "What did the draft grow, and what died?"
     text = f"Steps of {steps.policy.spec()}, replayed; the star is the target's own token after the accepted path."
     return Section("trees", question, texts=[text], figures=figures)
 
@@ -194,27 +192,6 @@ def chosen_steps(steps: Replay) -> dict[int, str]:
         if why != "A wasted step" or accepted[step] == 0:
             out.setdefault(int(step), why)
     return out
-
-
-def step_tree(steps: Replay, step: int, tokenizer: Any) -> tuple[TokenTree, int | None]:
-    """What was verified in a step, with the true continuation where it was missed; and the bonus token."""
-    trace, row = steps.trace, int(steps.rows[step])
-    tree = steps.tree(step)
-    true = trace.tree(row).accepted
-    keep = tree.reason == Reason.KEPT
-    keep[true] = True
-    index = torch.nonzero(keep).flatten()
-    place = {int(old): new for new, old in enumerate(index.tolist())}
-    small = replace(tree.select(index), tokenizer=tokenizer)
-    small.accepted = [place[i] for i in tree.accepted]
-    rows = np.flatnonzero(trace.prompt == trace.prompt[row])
-    following = trace.tokens(int(trace.prompt[row]))[row - int(rows[0]) + 1 :]
-    bonus = following[len(small.accepted)] if len(small.accepted) < len(following) else None
-    return small, bonus
-
-
-def _missed(tree: TokenTree) -> bool:
-    return bool((tree.reason != Reason.KEPT).any())
 
 
 def _height(tree: TokenTree) -> int:
