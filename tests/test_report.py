@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ from test_cli import run
 
 from treespec.cost import CostCurve, load_cost
 from treespec.errors import InputError
+from treespec.page import Table
 from treespec.pairs import load_pair
 from treespec.policies import parse_policy
 from treespec.prompts import Prompt
 from treespec.provenance import not_measured, record_command, recorded
-from treespec.report import report
+from treespec.report import report, verdict
 from treespec.report_figures import chosen_steps
 from treespec.scoring import priced
 from treespec.table import article_table, cells
@@ -120,7 +122,7 @@ def test_the_table_is_the_articles(page, trace):
 
 def test_every_figure_has_its_twin_in_text(page):
     places = [a["data-figure"] for _, a in page.elements if "data-figure" in a]
-    assert places[:4] == ["frontier", "time", "curve", "entropy"] and len(places) >= 6
+    assert places[:4] == [f"figure-{name}" for name in ("frontier", "time", "curve", "entropy")] and len(places) >= 6
     blocks = {a["id"]: json.loads(text) for a, text in page.scripts if a.get("type") == "application/json"}
     assert set(blocks) == set(places) and all(block["data"] for block in blocks.values())
     folded = [e for e in page.elements if e[0] in ("details", "table")]
@@ -139,6 +141,11 @@ def test_the_trees_are_those_that_the_replay_verified(written, page, trace):
         fates = [row[-1] for row in rows]
         assert fates.count("accepted") == int(steps.grown.accepted[step])
         assert fates.count("accepted") + fates.count("verified") + 1 == int(steps.grown.nodes[step])
+
+
+def test_no_two_things_have_one_name(page):
+    names = [a["id"] for _, a in page.elements if "id" in a]
+    assert len(names) > 15 and len(set(names)) == len(names)
 
 
 def test_headings_are_questions_and_the_contents_lead_to_them(page, written):
@@ -200,6 +207,25 @@ def test_it_says_when_not_to_speculate(trace, tmp_path):
     page = Page((tmp_path / "r.html").read_text(encoding="utf-8"))
     assert "Do not speculate: at the cost of curve" in page.text
     assert "Steps of dynamic" in page.text, "trees of the article's pruner, to see why"
+
+
+@pytest.mark.parametrize("mine,word", [(1.404, "as much as"), (1.42, "more than"), (1.3, "less than")])
+def test_a_tree_is_set_beside_the_best_chain(mine, word):
+    held = {"speedup": mine, "speedup_ci": [1.1, 1.9]}
+    tuning = SimpleNamespace(
+        recommended={"policy": "dynamic", "held_out": held}, by_policy={"linear": {"policy": "linear:gamma=2", "held_out": 1.4}}
+    )  # fmt: skip
+    review = SimpleNamespace(tuning=tuning, best=tuning.recommended, cost=SimpleNamespace(context=9.0, batch=1))
+    assert f"That is {word} the best chain, linear:gamma=2, gives on the same prompts: 1.40×." in verdict(review)
+    held["speedup_ci"] = [0.9, 1.9]
+    assert "do not tell it apart from plain decoding" in verdict(review)
+    held["speedup"] = 0.8
+    assert verdict(review).startswith("Do not rely on dynamic")
+
+
+def test_columns_of_figures_are_told_from_words():
+    table = Table(("a", "b", "c", "d"), [("1", "2.0×", "x", ""), ("2", "–", "3", "4")])
+    assert table.sides == ["words", "figures", "words", "figures"]
 
 
 def test_the_chosen_steps_show_what_they_are_said_to(trace):

@@ -28,6 +28,13 @@ class Table:
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
 
+    @property
+    def sides(self) -> list[str]:
+        """How each column is set: figures to the right, words to the left."""
+        columns = [[row[i] for row in self.rows] for i in range(len(self.heads))]
+        figures = [all(not cell or cell == "–" or cell[0].isdigit() for cell in column) for column in columns]
+        return ["figures" if i and figure else "words" for i, figure in enumerate(figures)]
+
 
 @dataclass(frozen=True)
 class Figure:

@@ -212,9 +212,9 @@ def _against_chain(review: Review) -> str:
     chain = review.tuning.by_policy.get("linear")
     if chain is None or review.best["policy"].partition(":")[0] in ("linear", "plain"):
         return ""
-    held = review.best["held_out"]["speedup"]
-    word = "more than" if held > chain["held_out"] else "no more than"
-    return f"That is {word} the best chain, {chain['policy']}, gives: {chain['held_out']:.2f}×."
+    mine, its = round(review.best["held_out"]["speedup"], 2), round(chain["held_out"], 2)
+    word = "more than" if mine > its else "less than" if mine < its else "as much as"
+    return f"That is {word} the best chain, {chain['policy']}, gives on the same prompts: {its:.2f}×."
 
 
 def article(review: Review) -> Section:

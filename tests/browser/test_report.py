@@ -73,7 +73,7 @@ def test_a_script_that_slipped_in_would_not_run(opened):
 
 def test_hover_tells_and_the_keyboard_unfolds(opened):
     page, _ = opened
-    bar = page.locator("[data-figure=time] .bars .point").nth(2)
+    bar = page.locator("[data-figure=figure-time] .bars .point").nth(2)
     bar.scroll_into_view_if_needed()
     box = bar.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
