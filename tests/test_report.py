@@ -21,7 +21,7 @@ from treespec.policies import parse_policy
 from treespec.prompts import Prompt
 from treespec.provenance import not_measured, record_command, recorded
 from treespec.report import report, verdict
-from treespec.report_figures import chosen_steps
+from treespec.report_figures import chosen_steps, shown_policy
 from treespec.scoring import priced
 from treespec.table import article_table, cells
 from treespec.trace import Caps, Trace, record, replay
@@ -133,7 +133,9 @@ def test_every_figure_has_its_twin_in_text(page):
 
 
 def test_the_trees_are_those_that_the_replay_verified(written, page, trace):
-    steps = replay(trace, written[0]["recommended"], priced(COST, trace))
+    review = SimpleNamespace(best={"policy": written[0]["recommended"]}, cost=priced(COST, trace))
+    assert shown_policy(review).spec() == written[0]["recommended"]
+    steps = replay(trace, shown_policy(review), review.cost)
     drawn = [table[1:] for table in page.tables if table[0][0] == "node"]
     chosen = chosen_steps(steps)
     assert len(drawn) == len(chosen) >= 2

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from treespec.cost import CostCurve
-from treespec.errors import TreespecError
 from treespec.marks import DEAD
 from treespec.page import Figure, Section, Table
 from treespec.plots import cost_figure, entropy_figure, frontier_figure, time_figure, token_texts, tree_figure
@@ -108,12 +107,10 @@ def _prices(review: Review) -> Iterable[tuple[str, str, str, str]]:
 
 def shown_policy(review: Review) -> Policy:
     """The policy whose trees are worth looking at: the recommended one, or the article's where that is no tree."""
-    try:
-        chosen = parse_policy(review.best["policy"])
-    except TreespecError:  # a cost model made in Python has no name that a policy could be written down with
-        return DynamicTreePruner()
+    # a throughput policy names its cost model, which says neither context nor batch, and may be no name to load
+    chosen = parse_policy(review.best["policy"].replace(f"cost={review.cost}", "cost=measured"))
     if isinstance(chosen, Throughput):
-        chosen = replace(chosen, cost=review.cost)  # its name says neither context nor batch
+        chosen = replace(chosen, cost=review.cost)
     return chosen if chosen.levels > 0 else DynamicTreePruner()
 
 
