@@ -19,6 +19,7 @@ help:
 	@echo "make test   environment, then every test"
 	@echo "make fast   only the tests that need no model"
 	@echo "make lint   ruff and mypy"
+	@echo "make site   the notebooks, run, as static pages in site/ (minutes)"
 
 # One environment for everything; rebuilt when a range or a pin changes.
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -61,8 +62,8 @@ fast: $(VENV)/.ready
 lint: $(VENV)/.ready
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 
-site: $(VENV)/.ready
-	@mkdir -p site && PLOTLY_RENDERER=notebook $(BIN)/jupyter nbconvert --to html --execute --output-dir site notebooks/*.ipynb
+site: model
+	@OMP_WAIT_POLICY=passive $(BIN)/python -m benchmarks.site --out site
 
 clean:
 	rm -rf $(VENV) site build dist

@@ -29,6 +29,7 @@ from treespec.commands.options import (
     progress_bar,
 )
 from treespec.commands.pricing import bench, measure, table
+from treespec.commands.reporting import report
 from treespec.commands.tracing import merge, record, replay
 from treespec.commands.tuning import export, tune
 from treespec.errors import DownloadError, OutOfMemoryError, TreespecError
@@ -41,7 +42,7 @@ app = typer.Typer(
     "--prompt 'Why is the sky blue?'",
     rich_markup_mode=None,
 )
-for _command in (record, merge, replay, measure, tune, table, bench, export):
+for _command in (record, merge, replay, measure, tune, table, bench, export, report):
     app.command()(_command)
 
 

@@ -144,17 +144,21 @@ def describe(
         **(about or {}),
     }
     how = asdict(sampling)
-    asked = json.dumps([(p.id, p.category, p.turns[0]) for p in prompts])
-    digest = hashlib.sha256(asked.encode()).hexdigest()[:16]
     versions = {"treespec": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
     return {
         **named,
         "sample": how.pop("kind"),
         **how,
         "caps": {**asdict(caps), "narrow": list(caps.narrow)},
-        "asked": digest,
+        "asked": digest(prompts),
         "versions": versions,
     }
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """What tells sets of prompts apart in a trace: 16 hexadecimal digits."""
+    asked = json.dumps([(p.id, p.category, p.turns[0]) for p in prompts])
+    return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
 
 def record_prompt(
