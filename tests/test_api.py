@@ -17,7 +17,7 @@ from transformers import (
 
 import treespec
 from treespec.api import check_vocabularies
-from treespec.errors import VocabularyError
+from treespec.errors import InputError, VocabularyError
 
 GREEDY = dict(do_sample=False, pad_token_id=0, max_new_tokens=20)
 
@@ -171,3 +171,14 @@ def test_tokenizers_are_compared_by_their_tokens():
         check_vocabularies(97, 97, characters(), characters(start=100))
     with pytest.raises(VocabularyError, match=r"has id \d+ there and \d+ here"):
         check_vocabularies(97, 97, characters(), characters(96, start=1))
+
+
+def test_a_flat_list_holds_no_padding(llama):
+    """A tokenizer's last token may be the one that pads; a tensor is read as transformers reads it."""
+    ids = [5, 9, 0]
+    options = dict(do_sample=False, pad_token_id=0, max_new_tokens=6)
+    got = treespec.generate(llama, None, ids, policy="plain", **options)
+    want = llama.generate(torch.tensor([ids]), attention_mask=torch.ones(1, 3, dtype=torch.long), **options)
+    assert got.tokens == want[0, 3:].tolist()
+    with pytest.raises(InputError, match="masked out"):
+        treespec.generate(llama, None, torch.tensor([ids]), policy="plain", **options)

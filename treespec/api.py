@@ -229,6 +229,8 @@ def check_vocabularies(target: int, draft: int, target_tokenizer: Any = None, dr
 def token_ids(inputs: Any, tokenizer: Any, owner: TreeModel) -> tuple[Tensor, Tensor | None]:
     """``[1, L]`` int64 ids on the target's device, and an attention mask if one was given.
 
+    A flat list of ids is taken whole: nothing in it is padding, though some token may look like it.
+
     Raises:
         InputError: if this is no prompt.
     """
@@ -244,6 +246,8 @@ def token_ids(inputs: Any, tokenizer: Any, owner: TreeModel) -> tuple[Tensor, Te
             inputs = torch.tensor(inputs, dtype=torch.long)
         except (TypeError, ValueError, RuntimeError):
             raise InputError("the prompt must be text, a tensor, or a list of token ids") from None
+        if mask is None and inputs.dim() == 1:
+            mask = torch.ones_like(inputs)[None]
     if not isinstance(inputs, Tensor):
         raise InputError(f"the prompt must be text, a tensor, or a list of token ids; got {type(inputs).__name__}")
     if inputs.dim() == 1:

@@ -145,9 +145,6 @@ class _Text:
 
     def __call__(self, samples: Samples) -> None:
         options: dict[str, Any] = {"max_new_tokens": TOKENS, "do_sample": False}
-        options["attention_mask"] = torch.ones(
-            1, len(self.prompt), dtype=torch.long
-        )  # some filler may look like padding
         for event in start(self.pair.target, self.drafter, self.prompt, policy=self.policy, **options):
             if event.index < 2:  # the prefill, and the first step, whose draft forward reads the prompt
                 continue
