@@ -7,9 +7,8 @@ from html import escape
 from typing import Any
 
 from treespec.events import StepEvent
-from treespec.marks import GREEN, GREY
+from treespec.marks import GREEN, GREY, OCHRE
 
-OCHRE = "#B09E00"
 TINT = "2b"  # alpha of a background, so that any page's colour shines through
 LINE = "border-bottom:3px"
 KINDS = {
