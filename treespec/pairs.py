@@ -177,6 +177,17 @@ def _tokenizer(where: str) -> Any:
     return AutoTokenizer.from_pretrained(where)
 
 
+def known_tokenizer(name: str) -> Any:
+    """The tokenizer of a model by name, if it is on this machine; None otherwise. Nothing is fetched or converted."""
+    if name == "toy":
+        return toy_tokenizer()
+    where = str(cache_dir() / NAME) if name == "smollm2" else name
+    try:
+        return AutoTokenizer.from_pretrained(where, local_files_only=True)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
 def embedded_target() -> Path:
     """The folder of the embedded target, made on first use.
 
