@@ -3,7 +3,6 @@
 import threading
 
 import pytest
-import torch
 from ipywidgets.widgets.widget import _instances
 
 import treespec
@@ -50,7 +49,7 @@ def test_what_streams_is_what_generate_gives(live, toy):
 def test_the_bars_are_the_steps_times(live):
     run(live)
     steps = live.events[1:]
-    draft, prune, verify, rest, given = live.bars.data
+    draft, prune, verify, rest, given = live.bars.figure.data
     assert (
         list(draft.x) == [e.index for e in steps] and list(given.text)[:-1] == [str(len(e.tokens)) for e in steps][:-1]
     )
@@ -58,6 +57,7 @@ def test_the_bars_are_the_steps_times(live):
     assert list(verify.y) == pytest.approx([1e3 * e.times.verify for e in steps])
     sums = [a + b + c + d for a, b, c, d in zip(draft.y, prune.y, verify.y, rest.y)]
     assert sums == pytest.approx([1e3 * e.times.total for e in steps])
+    assert live.table.value.count("<td") >= 4 * len(steps) and f"step 1: draft {draft.y[0]:.2f} of" in live.table.value
     assert given.text[-1] == f"<b>▾{len(steps[-1].tokens)}</b>", "the last step is on show"
 
 
@@ -66,9 +66,9 @@ def test_choosing_a_step_marks_it_everywhere(live):
     live.steps.step.value = 2
     event = live.events[2]
     assert live.steps.event is event and f"Step 2, verified: {len(event.path)} of" in live.steps.tree.value
-    assert live.bars.data[-1].text[1].startswith("<b>▾")
+    assert live.bars.figure.data[-1].text[1].startswith("<b>▾")
     assert live.text.value.count("outline") == len(event.tokens)
-    live.bars.data[0]._dispatch_on_click(points([3]), None)
+    live.bars.figure.data[0]._dispatch_on_click(points([3]), None)
     assert live.steps.step.value == 4 and "Step 4, verified" in live.steps.tree.value
 
 
@@ -84,7 +84,7 @@ def test_a_second_run_replaces_the_first(live, toy):
     live.controls.show("linear:gamma=2")
     run(live)
     assert live.written.tokens == toy.generate("a dog ran", policy="linear:gamma=2", max_new_tokens=7).tokens
-    assert live.steps.step.max == len(live.events) - 1 and len(live.bars.data[0].x) == len(live.events) - 1
+    assert live.steps.step.max == len(live.events) - 1 and len(live.bars.figure.data[0].x) == len(live.events) - 1
 
 
 def test_it_measures_against_plain_and_compares_the_texts(live):
@@ -119,11 +119,10 @@ def test_sampling_keeps_texts_comparable(live, toy):
     assert "yes, every token id" in live.summary.value
 
 
-class Gate(torch.nn.Module):
-    """A target whose forwards wait for permission once a number of them is over."""
+class Gate:
+    """Makes a target's forwards wait for permission once a number of them is over."""
 
     def __init__(self, model, free):
-        super().__init__()
         self.calls, self.free, self.reached, self.go = 0, free, threading.Event(), threading.Event()
         inner = model.forward
 

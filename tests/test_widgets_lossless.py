@@ -128,12 +128,12 @@ def test_figures_and_words_show_the_counts(lab):
     sample(lab)
     tally, law = lab.tally, lab.law
     assert tally.samples == tally.plain.total() == 20
-    plain, own, exact = lab.bars.data
+    plain, own, exact = lab.bars.figure.data
     assert list(own.y) == [tally.own[text] / 20 for text in law] and list(exact.y) == list(law.values())
     assert list(plain.y) == [tally.plain[text] / 20 for text in law]
     samples, against_plain, against_law = tally.trail[-1]
     assert (samples, against_plain) == (20, same_law(tally.plain, tally.own)) and against_law == g_test(tally.own, law)
-    assert list(lab.trail.data[0].x)[-1] == 20 and lab.trail.data[0].y[-1] == pytest.approx(against_law)
+    assert list(lab.trail.figure.data[0].x)[-1] == 20 and lab.trail.figure.data[0].y[-1] == pytest.approx(against_law)
     assert "20 texts per side: no difference to be seen" in lab.verdict.value
     assert f"total variation from the law {tally.distance(law):.3f}" in lab.verdict.value
     cells = re.findall(r"<tr><td>(\w+)</td><td>([\d.]+)</td><td>([\d.]+)</td><td>([\d.]+)</td></tr>", lab.table.value)
@@ -147,7 +147,7 @@ def test_drawing_goes_on_where_it_ended_and_starts_over_with_another_rule(lab):
     sample(lab)
     assert lab.tally.samples == 40 and first <= lab.tally.own
     lab.rule.value = "rrs"
-    assert lab.tally.samples == 0 and lab.tally.trail == [] and sum(lab.bars.data[1].y) == 0
+    assert lab.tally.samples == 0 and lab.tally.trail == [] and sum(lab.bars.figure.data[1].y) == 0
     assert "Rule rrs with policy uniform" in lab.verdict.value
     lab.reset_button.click()
     assert "nothing drawn yet" in lab.verdict.value
@@ -157,7 +157,7 @@ def test_a_biased_rule_is_called_biased(lab):
     lab.rule.value, lab.batch.value = BIASED, 500
     sample(lab)
     assert "do not follow the target&#x27;s law: the rule is biased" in lab.verdict.value
-    assert lab.trail.data[0].y[-1] < ALARM
+    assert lab.trail.figure.data[0].y[-1] < ALARM
 
 
 @pytest.mark.parametrize("how", ["stop", "reset", "close"])

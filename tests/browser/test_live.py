@@ -19,6 +19,18 @@ pair = load_pair("toy", "model")
 live = LiveDecoder(pair, prompt="the cat", policy="dynamic:tau=0.1,high=9,budget=9")
 live
 """
+SLOW = """
+import time
+
+def slow(model, seconds=0.05):
+    inner = model.forward
+
+    def forward(*args, **kwargs):
+        time.sleep(seconds)
+        return inner(*args, **kwargs)
+
+    model.forward = forward
+"""
 MASK = """
 from treespec.widgets import MaskView
 step = next(e for e in pair.generate("the cat", policy="uniform:depth=3,width=2", max_new_tokens=20).steps if len(e.path) > 1)
@@ -63,7 +75,7 @@ def button(page, name):
 
 
 def test_a_live_decode_runs_streams_and_stops(notebook):
-    page = notebook("live.ipynb", LIVE)
+    page = notebook("live.ipynb", LIVE, SLOW)
     button(page, "Run").click()
     page.get_by_text("Output identical to plain decoding:").wait_for(timeout=WAIT)
     assert "yes, every token id" in page.locator(".jp-OutputArea-output").first.inner_text()
@@ -86,7 +98,7 @@ def test_a_live_decode_runs_streams_and_stops(notebook):
     page.get_by_text("Step 3, grown:").wait_for(timeout=PATIENCE)
     assert ask(page, "live.steps.frame") == "9"
 
-    ask(page, "setattr(live.new_tokens, 'value', 512)")
+    ask(page, "(slow(pair.target), setattr(live.new_tokens, 'value', 512))")
     button(page, "Run").click()
     page.wait_for_function("document.querySelectorAll(\"span[title^='step ']\").length > 20", timeout=WAIT)
     button(page, "Stop").click()

@@ -43,6 +43,7 @@ def step_parts(events: Sequence[StepEvent], *, chosen: int | None = None, height
                 for i, p, t, e in zip(at, parts, totals, steps)
             ],
             "hoverinfo": "text",
+            "customdata": at,
         }
         for phase in PHASES
     ]

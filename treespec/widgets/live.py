@@ -14,21 +14,22 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import ipywidgets as w
-import plotly.graph_objects as go
 
 from treespec.api import start
 from treespec.compare import COMPARABLE, compare
 from treespec.errors import TraceError
 from treespec.events import Stats, StepEvent
 from treespec.pairs import Pair
+from treespec.plots import figure_html
+from treespec.plots.costs import PHASES as PHASES_OF_TIME
 from treespec.plots.steps import step_parts
-from treespec.plots.style import redraw
 from treespec.policies import Autoregressive, Policy
 from treespec.prompts import Prompt
 from treespec.spans import Written
 from treespec.trace import PromptInfo, Sampling, record
 from treespec.widgets.base import Job, Panel, heading
 from treespec.widgets.controls import LABEL, WIDE, PolicyControls
+from treespec.widgets.live_figure import LiveFigure
 from treespec.widgets.stepview import PHASES, StepView
 
 PROMPT = "Why is the sky blue? Answer in three short sentences, then repeat the second one."
@@ -76,8 +77,8 @@ class LiveDecoder(Panel):
         self.on_click(self.stop_button, self._stop)
         self.on_click(self.record_button, self.record)
         self.on(self.steps, self._mark, names="frame")
-        for bars in self.bars.data[:-1]:
-            bars.on_click(self._clicked)
+        for phase in range(len(PHASES_OF_TIME)):
+            self.bars.on_point(phase, self._clicked)
         self._busy(False)
 
     def _build(self, prompt: str, policy: Policy | str) -> None:
@@ -99,7 +100,8 @@ class LiveDecoder(Panel):
         self.status = w.HTML()
         self.text = w.HTML(layout={"width": "100%", "min_height": "6em"})
         self.summary = w.HTML(layout={"min_height": "4.5em"})
-        self.bars = go.FigureWidget(*step_parts([]))
+        self.table = w.HTML()
+        self.bars = LiveFigure(step_parts([]))
         self.steps = StepView(self.attempt)
         wrap = {"flex_flow": "row wrap", "align_items": "center"}
         self.lay_out(
@@ -112,7 +114,8 @@ class LiveDecoder(Panel):
             self.text,
             self.summary,
             w.HBox([self.record_button, self.file], layout=wrap),
-            self.bars,
+            w.HBox([self.bars], layout=wrap),
+            self.table,
             heading("What did the draft grow, what was pruned, what did the target accept?"),
             self.steps,
         )
@@ -130,8 +133,8 @@ class LiveDecoder(Panel):
         self.asked = asked
         self.events, self.written, self._marked = [], Written(self.pair.tokenizer), -1
         self.steps.clear()
-        self.text.value = self.summary.value = ""
-        redraw(self.bars, step_parts([]))
+        self.text.value = self.summary.value = self.table.value = ""
+        self.bars.show(step_parts([]))
         self._busy(True)
         return self.start("decode", functools.partial(self._work, asked), done=functools.partial(self._busy, False))
 
@@ -204,9 +207,10 @@ class LiveDecoder(Panel):
         self._say(state or said)
         if state:
             more = f"bonus tokens counted, the prompt's forward not; {sums.nodes:.1f} nodes per check, root included"
-            self.summary.value = (
-                f'<div style="{LINE}">{state}: {said} ({more}).</div><div>{self.written.legend()}</div>'
-            )
+            line = f'<div style="{LINE}">{state}: {said} ({more}).</div>'
+            self.summary.value = f"{line}<div>{self.written.legend()}</div>"
+            points = figure_html(self.bars.figure)
+            self.table.value = f'<details style="{LINE}"><summary>the bars as a table</summary>{points}</details>'
 
     def _measure(self, asked: Asked, job: Job) -> None:
         plain: list[list[int]] = []  # a text per round
@@ -259,9 +263,8 @@ class LiveDecoder(Panel):
 
     # --- linked views -------------------------------------------------------------------------------------------------
 
-    def _clicked(self, trace: Any, points: Any, state: Any) -> None:
-        if points.point_inds:  # the bars begin with step 1
-            self.attempt(lambda: self.steps.go(points.point_inds[0] + 1))
+    def _clicked(self, step: int) -> None:
+        self.attempt(lambda: self.steps.go(int(step)))
 
     def _mark(self, always: bool = False) -> None:
         """Mark the step on show in the text and above the bars."""
@@ -270,7 +273,7 @@ class LiveDecoder(Panel):
             return
         self._marked = step
         self.text.value = self.written.html(step)
-        redraw(self.bars, step_parts(self.events, chosen=step))
+        self.bars.show(step_parts(self.events, chosen=step))
 
 
 # a drafter has one state, so a pair decodes one text at a time; holds no model alive

@@ -8,11 +8,10 @@ from html import escape
 from time import monotonic
 
 import ipywidgets as w
-import plotly.graph_objects as go
 
 from treespec.plots.laws import ALARM, law_parts, trail_parts
-from treespec.plots.style import redraw
 from treespec.widgets.base import Job, Panel, heading
+from treespec.widgets.live_figure import LiveFigure
 from treespec.widgets.sampling import BIASED, CHOICES, WORDS, Tally, Toy, draw, g_test, policy_of, same_law
 
 REDRAW = 0.4  # seconds between two drawings
@@ -74,19 +73,16 @@ class LosslessLab(Panel):
         self.progress = w.IntProgress(value=0, min=0, max=1, layout={"width": "220px"})
         self.verdict = w.HTML(layout={"min_height": "4.5em"})
         self.table = w.HTML()
-        self.bars = go.FigureWidget(*law_parts(self.law, {}, {}, self.names))
-        self.trail = go.FigureWidget(*trail_parts([]))
+        self.bars = LiveFigure(law_parts(self.law, {}, {}, self.names))
+        self.trail = LiveFigure(trail_parts([]))
         wrap = {"flex_flow": "row wrap", "align_items": "center"}
-        half = {"flex": "1 1 480px", "min_width": "320px", "overflow": "hidden"}
         self.lay_out(
             heading("Does speculation change what the model says?"),
             w.HBox([self.rule, self.batch], layout=wrap),
             w.HBox([self.draw_button, self.stop_button, self.reset_button, self.progress], layout=wrap),
             self.notice,
             self.verdict,
-            w.Box(
-                [w.Box([self.bars], layout=half), w.Box([self.trail], layout=half)], layout={"flex_flow": "row wrap"}
-            ),
+            w.Box([self.bars, self.trail], layout={"flex_flow": "row wrap"}),
             self.table,
         )
 
@@ -132,8 +128,8 @@ class LosslessLab(Panel):
         self._show()
 
     def _show(self) -> None:
-        redraw(self.bars, law_parts(self.law, self.tally.plain, self.tally.own, self.names))
-        redraw(self.trail, trail_parts(self.tally.trail))
+        self.bars.show(law_parts(self.law, self.tally.plain, self.tally.own, self.names))
+        self.trail.show(trail_parts(self.tally.trail))
         self.verdict.value = f'<div style="{TEXT}">{escape(self.said())}</div>'
         self.table.value = self._table()
 
