@@ -28,6 +28,7 @@ from treespec.commands.options import (
     notes,
     progress_bar,
 )
+from treespec.commands.placing import plan
 from treespec.commands.pricing import bench, measure, table
 from treespec.commands.tracing import merge, record, replay
 from treespec.commands.tuning import export, tune
@@ -41,7 +42,7 @@ app = typer.Typer(
     "--prompt 'Why is the sky blue?'",
     rich_markup_mode=None,
 )
-for _command in (record, merge, replay, measure, tune, table, bench, export):
+for _command in (record, merge, replay, measure, tune, table, bench, export, plan):
     app.command()(_command)
 
 
