@@ -156,14 +156,15 @@ def load_config(name: str) -> Any:
     known = {path.stem: path for path in (data_dir() / "configs").glob("*.json")}
     path = known.get(name.lower(), Path(name))
     try:
-        if path.suffix == ".json" or path.is_file():
+        if path.suffix == ".json":
             content = read_json(path)
             return AutoConfig.for_model(content.pop("model_type", "(none)"), **content)
         if name == "smollm2":
             from treespec.pairs import embedded_target
 
             name = str(embedded_target())
-        return AutoConfig.from_pretrained(name)
+        where, options = (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (name, {})
+        return AutoConfig.from_pretrained(where, **options)
     except InputError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
