@@ -30,7 +30,7 @@ from treespec.commands.options import (
     notes,
     progress_bar,
 )
-from treespec.commands.placing import plan
+from treespec.commands.placing import doctor, plan
 from treespec.commands.pricing import bench, measure, table
 from treespec.commands.tracing import merge, record, replay
 from treespec.commands.tuning import export, tune
@@ -45,7 +45,7 @@ app = typer.Typer(
     "--prompt 'Why is the sky blue?'",
     rich_markup_mode=None,
 )
-for _command in (record, merge, replay, measure, tune, table, bench, export, plan):
+for _command in (record, merge, replay, measure, tune, table, bench, export, plan, doctor):
     app.command()(_command)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from treespec.commands.options import Json
+from treespec.commands.options import Dtype, Json, Where
 
 
 def plan(
@@ -57,3 +57,25 @@ def plan(
         return
     Console(width=160, markup=False, highlight=False).print(found)
     print(ASSUMED[0].upper() + ASSUMED[1:] + ".")
+
+
+def doctor(
+    target: Annotated[
+        str, typer.Option(help="Also load this model, check it and time it: 'smollm2', 'toy', a folder or a hub id.")
+    ] = "",
+    dtype: Dtype = "float32",
+    device: Where = "auto",
+    as_json: Json = False,
+) -> None:
+    """Look at this machine: devices, memory, versions, threads, the C kernel, a model's self-check, and what is slow.
+
+    Exit code 1 if the model named cannot verify a tree.
+
+    Example: treespec doctor --target smollm2
+    """
+    from treespec.doctor import examine, print_report
+
+    found = examine(target, dtype, device)
+    print(json.dumps(found)) if as_json else print_report(found)
+    if found["model"] is not None and not found["model"]["self_check"]:
+        raise typer.Exit(1)

@@ -29,6 +29,7 @@ from treespec.commands.options import (
     writable,
 )
 from treespec.errors import InputError
+from treespec.launch import rank, world
 
 
 def measure(
@@ -142,6 +143,9 @@ def bench(
 ) -> None:
     """Run many rounds over mixed dialogue and code prompts, live; kill it at any time, the same command goes on.
 
+    Under torchrun or accelerate launch each process takes its share of the rounds, on its own device, into
+    ROUNDS.rank0-of-2.jsonl and so on; put these together with treespec merge.
+
     Example: treespec bench --rounds 10000 --input-length 2048 --policies linear,dynamic --out rounds.jsonl
     """
     from treespec.bench import bench as run
@@ -149,6 +153,7 @@ def bench(
     from treespec.compare import print_table
     from treespec.policies import parse_policies
     from treespec.prompts import mixed_prompts, read_prompts
+    from treespec.trace.shards import own_file
 
     chosen = parse_policies(policies)
     rows = read_prompts(prompts or mixed_prompts())
@@ -166,13 +171,15 @@ def bench(
         temperature=temperature,
         seed=seed,
     )
+    share = (rank(), world())
+    out = own_file(out, *share)
     try:
-        read_rounds(out, plan)  # before a model is loaded
+        read_rounds(out, plan, share)  # before a model is loaded
     except InputError:
         if not force or not out.is_file():
             raise
         out.unlink()
     pair = loaded(target, draft, dtype, fast, device, "data")
     with progress_bar() as tell:
-        result = run(pair, rows, plan, out, rounds, progress=tell)
+        result = run(pair, rows, plan, out, rounds, share=share, progress=tell)
     print(json.dumps(result)) if as_json else print_table({**result, "prompts": result["rounds"], "rounds": 1})

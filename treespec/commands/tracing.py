@@ -104,18 +104,27 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def merge(
-    traces: Annotated[list[Path], typer.Argument(help="Traces of disjoint prompts, made with the same settings.")],
-    out: Annotated[Path, typer.Option(help="The merged trace, a Parquet file.")],
+    traces: Annotated[
+        list[Path],
+        typer.Argument(help="Traces of disjoint prompts, or rounds of treespec bench, of the same settings."),
+    ],
+    out: Annotated[Path, typer.Option(help="The merged trace, a Parquet file; or rounds, if it ends with .jsonl.")],
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Put traces that several processes recorded into one, in the prompts' order.
+    """Put traces that several processes recorded into one, in the prompts' order; or rounds of a benchmark.
 
     Example: treespec merge t.rank0-of-2.parquet t.rank1-of-2.parquet --out t.parquet
     """
     from treespec.trace import merge as run
 
     writable(out, force)
+    if out.suffix == ".jsonl":
+        from treespec.bench import merge_rounds
+
+        rounds = merge_rounds(traces, out)
+        print(json.dumps({"out": str(out), "rounds": rounds})) if as_json else print(f"{out}: {rounds} rounds")
+        return
     infos = run(traces, out, force)
     told = {"out": str(out), "prompts": len(infos), "positions": sum(p.positions for p in infos)}
     print(json.dumps(told)) if as_json else print("{out}: {prompts} prompts, {positions:,} positions".format(**told))

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 import torch
-from accelerate.utils import convert_file_size_to_int
+from accelerate.utils import convert_file_size_to_int, get_max_memory
 
 from treespec.errors import InputError
 from treespec.files import read_json
@@ -139,6 +139,4 @@ def chosen_devices(names: str) -> list[Device]:
 
 
 def _main_memory() -> float:
-    import psutil  # a dependency of accelerate's
-
-    return float(psutil.virtual_memory().available)
+    return float(get_max_memory().get("cpu", 0.0))  # what is free now; none of its own beside an integrated GPU

@@ -28,6 +28,11 @@ class Shard:
     out: Path
 
 
+def own_file(out: Path, number: int, processes: int) -> Path:
+    """The file of one process: ``T.rank0-of-2.parquet`` for ``T.parquet``; ``out`` itself where there is one only."""
+    return out if processes < 2 else out.with_name(f"{out.stem}.rank{number}-of-{processes}{out.suffix}")
+
+
 @contextmanager
 def launched(count: int, out: Path, share: bool = True) -> Iterator[Shard]:
     """The share of this process under ``torchrun`` or ``accelerate launch``; everything where nobody launched it.
@@ -46,7 +51,6 @@ def launched(count: int, out: Path, share: bool = True) -> Iterator[Shard]:
     number, processes = state.process_index, state.num_processes
     try:
         with state.split_between_processes(list(range(count))) as numbers:
-            name = f"{out.stem}.rank{number}-of-{processes}{out.suffix}"
-            yield Shard(number, processes, list(numbers), out.with_name(name))
+            yield Shard(number, processes, list(numbers), own_file(out, number, processes))
     finally:
         state.destroy_process_group()
