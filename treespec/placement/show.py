@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from treespec.draw import BLUE, GREEN, GREY, LIGHT, ORANGE, PURPLE, STYLE, VERMILION
+from treespec.draw import STYLE
+from treespec.marks import BLUE, GREEN, GREY, LIGHT, ORANGE, PURPLE, VERMILION
 
 if TYPE_CHECKING:
     from treespec.placement.layout import DevicePlan, PlacementPlan
