@@ -1,5 +1,6 @@
 """The live decoder without a browser: text, kinds, bars and trees are the engine's; Stop, measurement, recording."""
 
+import functools
 import threading
 
 import pytest
@@ -126,6 +127,7 @@ class Gate:
         self.calls, self.free, self.reached, self.go = 0, free, threading.Event(), threading.Event()
         inner = model.forward
 
+        @functools.wraps(inner)  # the engine reads the signature
         def forward(*args, **kwargs):
             self.calls += 1
             if self.calls > self.free:

@@ -37,12 +37,14 @@ def test_mask_and_positions_are_those_of_the_engine(monkeypatch):
     honest = Session.tree
 
     def spy(self, tokens, depths, visible, features=None):
-        asked.append((list(tokens), [self.length + d for d in depths], visible.copy()))
+        if self.owner.role == "target":
+            asked.append((list(tokens), [self.length + d for d in depths], visible.copy()))
         return honest(self, tokens, depths, visible, features)
 
-    pair = load_pair("toy", "ngram")  # no model of its own, so every tree forward is the target's
+    pair = load_pair("toy", "model")
+    pair.generate("the cat", policy="plain", max_new_tokens=2)  # the self-check has trees of its own
     monkeypatch.setattr(Session, "tree", spy)
-    out = pair.generate("the cat sat on the cat sat", policy="threshold:tau=0.02", max_new_tokens=12)
+    out = pair.generate("the cat", policy="dynamic:tau=0.05,high=9,budget=9", max_new_tokens=12)
     steps = [event for event in out.steps if not event.is_prefill]
     assert len(asked) == len(steps) and max(event.nodes for event in steps) > 3
     for event, (tokens, positions, visible) in zip(steps, asked):

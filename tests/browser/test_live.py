@@ -20,11 +20,13 @@ live = LiveDecoder(pair, prompt="the cat", policy="dynamic:tau=0.1,high=9,budget
 live
 """
 SLOW = """
+import functools
 import time
 
 def slow(model, seconds=0.05):
     inner = model.forward
 
+    @functools.wraps(inner)
     def forward(*args, **kwargs):
         time.sleep(seconds)
         return inner(*args, **kwargs)
