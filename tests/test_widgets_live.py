@@ -68,7 +68,7 @@ def test_choosing_a_step_marks_it_everywhere(live):
     event = live.events[2]
     assert live.steps.event is event and f"Step 2, verified: {len(event.path)} of" in live.steps.tree.value
     assert live.bars.figure.data[-1].text[1].startswith("<b>▾")
-    assert live.text.value.count("outline") == len(event.tokens)
+    assert live.text.value.count("border-top") == len(event.tokens)
     live.bars.figure.data[0]._dispatch_on_click(points([3]), None)
     assert live.steps.step.value == 4 and "Step 4, verified" in live.steps.tree.value
 
@@ -219,8 +219,9 @@ def test_recording_is_a_trace_of_this_prompt_and_refuses_to_overwrite(live, tmp_
     assert live.wait("record", SECONDS) and live.error is None
     trace = Trace.load(out)
     assert [p.id for p in trace.prompts] == ["live"] and len(trace) == 19 and "recorded 20 tokens" in live.status.value
-    replayed = treespec.replay(trace, parse_policy(POLICY))
-    assert replayed.tokens_per_step == pytest.approx(treespec.Stats.of(live.events).tokens_per_step)
+    replayed = treespec.replay(trace, parse_policy("linear:gamma=2")).totals
+    steps = toy.generate("the cat", policy="linear:gamma=2", max_new_tokens=20).stats
+    assert replayed["tokens_per_step"] == pytest.approx(steps.tokens_per_step)
     before = out.read_bytes()
     live.record_button.click()
     assert f"{out} exists and is left as it is; name another file" in live.notice.value

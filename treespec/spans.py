@@ -60,10 +60,10 @@ class Written:
         return out
 
     def html(self, chosen: int | None = None) -> str:
-        """The text; tokens of the step ``chosen`` are framed."""
+        """The text; tokens of the step ``chosen`` have a line above."""
         spans = []
         for text, (_, kind, step) in zip(self.texts(), self._spans):
-            frame = ";outline:2px solid currentColor" if step == chosen else ""
+            frame = ";border-top:3px solid currentColor;font-weight:600" if step == chosen else ""
             spans.append(f'<span style="{KINDS[kind][0]}{frame}" title="step {step}: {kind}">{escape(text)}</span>')
         return f'<div style="{PAGE}">{"".join(spans)}</div>'
 

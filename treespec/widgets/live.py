@@ -82,7 +82,7 @@ class LiveDecoder(Panel):
         self._busy(False)
 
     def _build(self, prompt: str, policy: Policy | str) -> None:
-        wide = {"width": "100%"}
+        wide = {"width": "99%"}
         self.prompt = w.Textarea(prompt, placeholder="a user's turn", rows=3, layout=wide)
         self.controls = PolicyControls(policy)
         self.new_tokens = w.IntSlider(64, 1, MOST_NEW, description="new tokens", style=LABEL, layout={"width": WIDE})

@@ -66,7 +66,8 @@ class MaskView(Panel):
 
     def __init__(self, tree: TokenTree | StepEvent, position: int | None = None) -> None:
         if isinstance(tree, StepEvent):
-            tree, position = tree.tree, tree.position if position is None else position
+            position = tree.position if position is None else position
+            tree = tree.tree
         if not isinstance(tree, TokenTree):
             raise InputError(f"MaskView shows a TokenTree or a StepEvent; got a {type(tree).__name__}")
         start = 0 if position is None else position
