@@ -156,7 +156,7 @@ class LiveDecoder(Panel):
 
     def _read(self) -> Asked:
         heat = round(float(self.temperature.value), 3)
-        drawn = {"kind": "coupled", "temperature": heat} if heat > 0 else {}
+        drawn: dict[str, Any] = {"kind": "coupled", "temperature": heat} if heat > 0 else {}
         return Asked(self.prompt.value, self.controls.policy, Sampling(max_new_tokens=self.new_tokens.value, **drawn))
 
     def _stop(self) -> None:
