@@ -340,7 +340,9 @@ def test_the_shipped_traces():
         assert path.stat().st_size < 5_000_000 and len(trace) >= least
         assert (trace.about["sample"], trace.about["target"], trace.about["draft"]) == (sample, "smollm2", "mix")
         assert {p.id: p.category for p in trace.prompts} == prompts
-        wide = ("bestfirst",) if sample == "greedy" else ()  # drawn children come in the noise's order: see the README there
+        wide = (
+            ("bestfirst",) if sample == "greedy" else ()
+        )  # drawn children come in the noise's order: see the README there
         for spec in ("plain", "linear", "uniform", "specinfer", "sequoia", "threshold", "dynamic", *wide):
             assert replay(trace, spec).totals["truncated_share"] == 0, (name, spec)
         assert replay(trace, "threshold").totals["tokens_per_step"] > 1.3

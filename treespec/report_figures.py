@@ -12,7 +12,8 @@ from treespec.cost import CostCurve
 from treespec.marks import DEAD
 from treespec.page import Figure, Section, Table
 from treespec.plots import cost_figure, entropy_figure, frontier_figure, time_figure, token_texts, tree_figure
-from treespec.plots.costs import measured_rows, named, phases, step_ms
+from treespec.plots.costs import measured_rows, phases
+from treespec.plots.rows import named, step_ms
 from treespec.policies import DynamicTreePruner, Policy, Throughput, parse_policy
 from treespec.provenance import cost_about
 from treespec.trace import Replay, explain, replay

@@ -2,6 +2,7 @@
 
 from treespec.plots.costs import cost_figure, time_figure
 from treespec.plots.frontier import frontier_figure
+from treespec.plots.steps import step_figure
 from treespec.plots.tables import figure_html, table_html
 from treespec.plots.texts import entropy_figure, token_texts
 from treespec.plots.trees import tree_figure
@@ -11,6 +12,7 @@ __all__ = [
     "entropy_figure",
     "figure_html",
     "frontier_figure",
+    "step_figure",
     "table_html",
     "time_figure",
     "token_texts",

@@ -12,7 +12,7 @@ from treespec.cost import CostCurve, CostModel, load_cost, shipped
 from treespec.files import read_json
 from treespec.marks import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from treespec.plots.rows import Row, named, step_ms
-from treespec.plots.style import INK, Parts, axis, figure, look, safe
+from treespec.plots.style import INK, Parts, axis, figure, hatched, look, safe
 
 WHERE = "Where does a step's time go?"
 CHECK = "What does it cost to check n nodes at once?"
@@ -46,15 +46,11 @@ def time_parts(rows: Sequence[Row], *, title: str = WHERE, width: int = 620, hei
             "x": [p[phase] for p in parts],
             "y": list(range(len(rows))),
             "width": 0.62,
-            "marker": {
-                "color": colour,
-                "line": {"width": 0},
-                "pattern": {"shape": shape, "size": 6, "solidity": 0.25, "fgcolor": "#ffffff", "fillmode": "overlay"},
-            },
+            "marker": hatched(*PHASES[phase]),
             "hovertext": [f"{name}: {phase} {p[phase]:.2f} ms of a step" for name, p in zip(names, parts)],
             "hoverinfo": "text",
         }
-        for phase, (colour, shape) in PHASES.items()
+        for phase in PHASES
     ]
     totals = [sum(p.values()) for p in parts]
     said = [f" {t / row['tokens_per_step']:.1f} ms a token: {row['speedup']:.2f}×" for t, row in zip(totals, rows)]
