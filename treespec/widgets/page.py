@@ -61,7 +61,7 @@ class ExplorerPage(Panel):
         self.back = w.Button(description="◄", tooltip="position back, key [", layout=small)
         self.ahead = w.Button(description="►", tooltip="position ahead, key ]", layout=small)
         self.play = w.Play(max=last, interval=900, layout=w.Layout(width="90px"), show_repeat=False)
-        w.jslink((self.play, "value"), (self.position, "value"))
+        self._link = w.jslink((self.play, "value"), (self.position, "value"))
         self.hands = Hands(listen=["[", "]"])
 
     def _build_buttons(self) -> None:
@@ -104,6 +104,11 @@ class ExplorerPage(Panel):
             *(top, self.controls, self.notice, self.status, buttons, self.said, figures),
             *(self.detail, self.exported, self.listed, self.hands),
         )
+
+    def close(self) -> None:
+        """Free everything; the link between player and slider is no part of the page."""
+        self._link.close()
+        super().close()
 
     # --- drawing ------------------------------------------------------------------------------------------------------
 
