@@ -28,7 +28,9 @@ class LiveFigure(w.Box):
         self.figure._config = CONFIG
         super().__init__(
             [self.figure],
-            layout=w.Layout(flex=f"1 1 {least}px", min_width="300px", max_width="100%", overflow="hidden"),
+            layout=w.Layout(
+                display="block", flex=f"1 1 {least}px", min_width="300px", max_width="100%", overflow="hidden"
+            ),  # a block, so that the figure takes all of its width
         )
 
     def show(self, parts: Parts) -> None:

@@ -21,6 +21,7 @@ from treespec.widgets.pricing import CostControls
 from treespec.widgets.study import Row, Study
 
 TRAIL = 10  # places of the ring that stay visible
+LOOKED_AT = 24  # positions, for the one to begin with
 TREE, SPEED, TEXT, TIME = "tree", "speed", "text", "time"
 TALL = {TREE: 430, SPEED: 430, TEXT: 320, TIME: 320}
 
@@ -84,13 +85,21 @@ class ExplorerPage(Panel):
 
     def _build_figures(self) -> None:
         study, rows = self.study, self.study.named
-        tree = study.explain(self._shown, int(study.rows_of[self.prompt.value][0]))
+        self.position.value = self._telling()
+        tree = study.explain(self._shown, self._row)
         self.figures = {
             TREE: LiveFigure(tree_parts(tree.tree, bonus=tree.bonus, height=TALL[TREE])),
             SPEED: LiveFigure(frontier_parts(rows, height=TALL[SPEED])),
             TEXT: LiveFigure(entropy_parts(study.trace, self.prompt.value, texts=self._texts(), height=TALL[TEXT])),
             TIME: LiveFigure(time_parts(rows, height=TALL[TIME])),
         }
+
+    def _telling(self) -> int:
+        """A position to begin with: of the first some, where the tree has most to tell."""
+        rows = self.study.rows_of[self.prompt.value][:LOOKED_AT].tolist()
+        trees = [self.study.explain(self._shown, row).tree for row in rows]
+        told = [(len(tree.reason.unique()), len(tree.accepted), -i) for i, tree in enumerate(trees)]
+        return -max(told)[2]
 
     def _arrange(self) -> None:
         wrap = w.Layout(flex_flow="row wrap", align_items="center", width="100%")
