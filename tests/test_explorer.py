@@ -41,6 +41,10 @@ def trace(tmp_path_factory):
 def explorer(trace):
     made = TreeExplorer(trace, SPEC, CURVE, compare=False)
     assert made.wait("score", PATIENCE)
+    tree = explain(trace, made.position.value, parse_policy(SPEC)).tree
+    most = max(len(explain(trace, row, parse_policy(SPEC)).tree.reason.unique()) for row in range(15))
+    assert len(tree.reason.unique()) == most, "it opens where there is something to see"
+    made._go(0)
     yield made
     made.close()
 

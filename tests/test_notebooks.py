@@ -18,6 +18,7 @@ PROMISES = {
         "All texts were identical.",
         "You guessed",
     ],
+    "06_the_explorer.ipynb": ["1 + accepted:", "best τ of these:", "Judged on this recording"],
 }
 # outputs of these kinds, at least so many
 PICTURES = {
@@ -29,7 +30,8 @@ PICTURES = {
         "pruned: parent too uncertain": 1,
         "pruned: over budget": 1,
         "pruned: too deep": 1,
-    }
+    },
+    "06_the_explorer.ipynb": {"vnd.plotly": 1, "widget-view+json": 1, "<table": 1},
 }
 
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)

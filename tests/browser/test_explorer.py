@@ -41,7 +41,7 @@ def trace(lab):
 @pytest.fixture
 def explorer(lab, page, trace):
     """A page with an explorer of the toy trace; the other strategies are not computed beside it."""
-    source = f"from treespec.widgets import TreeExplorer\ne = TreeExplorer('toy.parquet', '{SPEC}', 'article', compare=False)\ne"
+    source = f"from treespec.widgets import TreeExplorer\ne = TreeExplorer('toy.parquet', '{SPEC}', 'article', compare=False)\ne.position.value = 0\ne"
     open_notebook(page, lab.add("explorer.ipynb", [source]))
     run_all(page)
     page.locator(".js-plotly-plot").nth(3).or_(errors(page).first).wait_for(timeout=PATIENCE)

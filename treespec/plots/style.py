@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 CLEAR, INK, RULE = "rgba(0,0,0,0)", "#7a7a7a", "rgba(128,128,128,.22)"
@@ -64,13 +65,30 @@ def figure(parts: Parts) -> go.Figure:
     return go.Figure(*parts)
 
 
-def redraw(shown: go.Figure, parts: Parts) -> None:
-    """Put new traces and layout into a figure that holds older ones of the same kind, in place and in one message."""
+def redraw(shown: go.Figure, parts: Parts, before: Parts | None = None) -> None:
+    """Put new traces and layout into a figure that holds older ones of the same kind, in place and in one message.
+
+    Args:
+        shown: a figure or a widget.
+        parts: as many traces as it has, in the same order.
+        before: what it holds; only what differs is sent then.
+    """
     traces, layout = parts
+    old_traces, old_layout = before or ([{} for _ in traces], {})
     with shown.batch_update():
-        for old, new in zip(shown.data, traces, strict=True):
-            old.update(new, overwrite=False)
-        shown.layout.update(layout)
+        for trace, old, new in zip(shown.data, old_traces, traces, strict=True):
+            changed = {key: value for key, value in new.items() if key != "type" and not _same(old.get(key), value)}
+            if changed:
+                trace.update(changed, overwrite=False)
+        for key, value in layout.items():
+            if not _same(old_layout.get(key), value):
+                shown.layout[key] = value  # an update would leave the rest of a longer list of shapes behind
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return bool(np.array_equal(a, b))
+    return bool(a == b)
 
 
 def note(text: str, **more: Any) -> dict[str, Any]:

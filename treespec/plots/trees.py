@@ -76,7 +76,7 @@ def tree_parts(
     traces = [
         *_edges(tree, at, labels),
         _star_edge(tree, at, labels, bonus),
-        *_levels(tree),
+        *_levels(tree, at),
         _caps(tree, at),
         _texts(at, labels),
         *(_nodes(tree, at, kind) for kind in KINDS),
@@ -147,7 +147,7 @@ def _star_edge(tree: TokenTree, at: Place, labels: list[str], bonus: int | None)
     }
 
 
-def _levels(tree: TokenTree) -> list[dict[str, Any]]:
+def _levels(tree: TokenTree, at: Place) -> list[dict[str, Any]]:
     """Names of the draft steps, and their entropies as bars."""
     bits = level_entropy(tree)
     steps = list(range(1, len(bits) + 1))
@@ -158,8 +158,8 @@ def _levels(tree: TokenTree) -> list[dict[str, Any]]:
         "orientation": "h",
         "xaxis": "x2",
         "x": [0.0 if b != b else b for b in bits],
-        "y": [d + 0.07 for d in steps],
-        "width": 0.13,
+        "y": [d + 4 / at.level for d in steps],
+        "width": 6 / at.level,
         "marker": {"color": BLUE, "opacity": 0.6},
         "hovertext": hover,
         "hoverinfo": "text",

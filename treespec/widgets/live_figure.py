@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import ipywidgets as w
-import numpy as np
 import plotly.graph_objects as go
 
-from treespec.plots.style import Parts
+from treespec.plots.style import Parts, redraw
 
 CONFIG = {"displayModeBar": False, "responsive": True, "scrollZoom": False}
 
@@ -28,21 +27,14 @@ class LiveFigure(w.Box):
         self.figure._config = CONFIG
         super().__init__(
             [self.figure],
-            layout=w.Layout(flex=f"1 1 {least}px", min_width="300px", max_width="100%", overflow="hidden"),
+            layout=w.Layout(
+                display="block", flex=f"1 1 {least}px", min_width="300px", max_width="100%", overflow="hidden"
+            ),  # a block, so that the figure takes all of its width
         )
 
     def show(self, parts: Parts) -> None:
         """Draw other traces of the same number and order, and layout: only what differs travels to the page."""
-        traces, layout = parts
-        old_traces, old_layout = self.parts
-        with self.figure.batch_update():
-            for shown, old, new in zip(self.figure.data, old_traces, traces, strict=True):
-                changed = {key: value for key, value in new.items() if not _same(old.get(key), value)}
-                if changed:
-                    shown.update(changed, overwrite=False)
-            for key, value in layout.items():
-                if not _same(old_layout.get(key), value):
-                    self.figure.layout[key] = value
+        redraw(self.figure, parts, self.parts)
         self.parts = parts
 
     def on_point(self, trace: int, work: Callable[[Any], None]) -> None:
@@ -59,9 +51,3 @@ class LiveFigure(w.Box):
         """Free the figure too."""
         self.figure.close()
         super().close()
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return bool(np.array_equal(a, b))
-    return bool(a == b)

@@ -21,6 +21,7 @@ from treespec.widgets.pricing import CostControls
 from treespec.widgets.study import Row, Study
 
 TRAIL = 10  # places of the ring that stay visible
+LOOKED_AT = 24  # positions, for the one to begin with
 TREE, SPEED, TEXT, TIME = "tree", "speed", "text", "time"
 TALL = {TREE: 430, SPEED: 430, TEXT: 320, TIME: 320}
 
@@ -61,7 +62,7 @@ class ExplorerPage(Panel):
         self.back = w.Button(description="◄", tooltip="position back, key [", layout=small)
         self.ahead = w.Button(description="►", tooltip="position ahead, key ]", layout=small)
         self.play = w.Play(max=last, interval=900, layout=w.Layout(width="90px"), show_repeat=False)
-        w.jslink((self.play, "value"), (self.position, "value"))
+        self._link = w.jslink((self.play, "value"), (self.position, "value"))
         self.hands = Hands(listen=["[", "]"])
 
     def _build_buttons(self) -> None:
@@ -84,13 +85,21 @@ class ExplorerPage(Panel):
 
     def _build_figures(self) -> None:
         study, rows = self.study, self.study.named
-        tree = study.explain(self._shown, int(study.rows_of[self.prompt.value][0]))
+        self.position.value = self._telling()
+        tree = study.explain(self._shown, self._row)
         self.figures = {
             TREE: LiveFigure(tree_parts(tree.tree, bonus=tree.bonus, height=TALL[TREE])),
             SPEED: LiveFigure(frontier_parts(rows, height=TALL[SPEED])),
             TEXT: LiveFigure(entropy_parts(study.trace, self.prompt.value, texts=self._texts(), height=TALL[TEXT])),
             TIME: LiveFigure(time_parts(rows, height=TALL[TIME])),
         }
+
+    def _telling(self) -> int:
+        """A position to begin with: of the first some, where the tree has most to tell."""
+        rows = self.study.rows_of[self.prompt.value][:LOOKED_AT].tolist()
+        trees = [self.study.explain(self._shown, row).tree for row in rows]
+        told = [(len(tree.reason.unique()), len(tree.accepted), -i) for i, tree in enumerate(trees)]
+        return -max(told)[2]
 
     def _arrange(self) -> None:
         wrap = w.Layout(flex_flow="row wrap", align_items="center", width="100%")
@@ -104,6 +113,11 @@ class ExplorerPage(Panel):
             *(top, self.controls, self.notice, self.status, buttons, self.said, figures),
             *(self.detail, self.exported, self.listed, self.hands),
         )
+
+    def close(self) -> None:
+        """Free everything; the link between player and slider is no part of the page."""
+        self._link.close()
+        super().close()
 
     # --- drawing ------------------------------------------------------------------------------------------------------
 
