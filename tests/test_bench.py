@@ -12,7 +12,7 @@ import time
 import pytest
 from test_cli import run
 
-from treespec.bench import bench, make_plan, read_rounds
+from treespec.bench import bench, make_plan, merge_rounds, read_rounds
 from treespec.errors import InputError
 from treespec.pairs import chat_ids, load_pair
 from treespec.policies import parse_policies
@@ -66,6 +66,41 @@ def test_it_goes_on_and_adds_nothing_twice(pair, tmp_path):
     assert content(one) == content(two)
     before = two.read_bytes()
     assert bench(pair, PROMPTS, plan(), two, 3)["rounds"] == 3 and two.read_bytes() == before
+
+
+def test_two_processes_shares_merge_to_what_one_does(pair, tmp_path):
+    whole, parts = tmp_path / "whole.jsonl", [tmp_path / f"r{i}.jsonl" for i in range(2)]
+    bench(pair, PROMPTS, plan(), whole, 5)
+    for i, part in enumerate(parts):
+        result = bench(pair, PROMPTS, plan(), part, 5, share=(i, 2))
+        assert result["rounds"] == (3, 2)[i] and [line["round"] for line in content(part)] == list(range(i, 5, 2))
+    before = parts[1].read_bytes()
+    bench(pair, PROMPTS, plan(), parts[1], 5, share=(1, 2))
+    assert parts[1].read_bytes() == before, "a finished share was gone on with"
+    assert merge_rounds(parts[::-1], tmp_path / "merged.jsonl") == 5
+    assert content(tmp_path / "merged.jsonl") == content(whole)
+    assert len(read_rounds(tmp_path / "merged.jsonl", plan())) == 5
+    with pytest.raises(InputError, match="is round 1, not 0"):
+        read_rounds(parts[1], plan())
+
+
+def test_rounds_that_do_not_belong_together_are_not_merged(pair, tmp_path):
+    parts = [tmp_path / f"r{i}.jsonl" for i in range(3)]
+    for i, settings in enumerate(({}, {}, {"max_new_tokens": 9})):
+        bench(pair, PROMPTS, plan(**settings), parts[i], 4, share=(min(i, 1), 2))
+    for files, words in (
+        ([parts[0], parts[2]], "different settings"),
+        ([parts[0], parts[0]], "round 0 is in .* and in another"),
+        ([parts[1]], "round 0 is in none"),
+        ([tmp_path / "none"], "cannot read"),
+        ([], "none of the files"),
+    ):
+        with pytest.raises(InputError, match=words):
+            merge_rounds(files, tmp_path / "out.jsonl")
+        assert not (tmp_path / "out.jsonl").exists()
+    parts[2].write_text("[1]")
+    with pytest.raises(InputError, match="no finished round"):
+        merge_rounds([parts[2]], tmp_path / "out.jsonl")
 
 
 def test_a_torn_last_line_is_dropped(pair, tmp_path):

@@ -28,7 +28,7 @@ def test_who_gave_each_token():
         ("0", "plain", "7 "), ("1", "accepted", "8 "), ("1", "accepted", "9 "), ("1", "bonus", "10 "),
         ("2", "plain", "11 "), ("3", "accepted", "12 "), ("3", "accepted", "13 "),  # a stop: no bonus
     ]  # fmt: skip
-    assert html.count("outline") == 3, "the chosen step's tokens are framed"
+    assert html.count("border-top") == 3, "the chosen step's tokens are marked"
     assert [written.count(kind) for kind in KINDS] == [4, 1, 2]
     assert "accepted</span> 4" in written.legend() and "nothing was guessed</span> 2" in written.legend()
 

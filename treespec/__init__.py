@@ -6,6 +6,7 @@ from treespec.drafters import ModelDrafter, NgramDrafter
 from treespec.errors import TreespecError
 from treespec.events import Generation, Stats, StepEvent
 from treespec.pairs import Pair, load_pair
+from treespec.placement import PlacementPlan, plan
 from treespec.trace import Replay, Trace, replay
 from treespec.tree import Reason, TokenTree, TreeBatch
 from treespec.tune import Tuning, tune
@@ -17,6 +18,7 @@ __all__ = [
     "ModelDrafter",
     "NgramDrafter",
     "Pair",
+    "PlacementPlan",
     "Reason",
     "Replay",
     "Stats",
@@ -29,6 +31,7 @@ __all__ = [
     "custom_generate",
     "generate",
     "load_pair",
+    "plan",
     "policies",
     "replay",
     "start",

@@ -23,6 +23,7 @@ from treespec.api import generate
 from treespec.compare import Progress, Tally, machine, make_row
 from treespec.errors import InputError
 from treespec.events import Stats
+from treespec.files import write_whole
 from treespec.pairs import Pair, chat_ids
 from treespec.policies import Autoregressive, Policy, parse_policy
 from treespec.prompts import Prompt, filler_ids, lengthened
@@ -81,6 +82,7 @@ def bench(
     out: Path,
     rounds: int,
     *,
+    share: tuple[int, int] = (0, 1),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Run what is missing of ``rounds`` rounds, then sum up.
@@ -90,7 +92,8 @@ def bench(
         prompts: those of the plan; with an input length, those that are too long are left out.
         plan: settings.
         out: JSON lines; gone on with if it is there. See :func:`read_rounds` for what is refused.
-        rounds: in all, those of earlier runs included.
+        rounds: in all, those of earlier runs and of other processes included.
+        share: which of how many processes this is; it takes every so-manieth round.
         progress: told before every generation.
 
     Returns:
@@ -99,15 +102,16 @@ def bench(
     Raises:
         InputError: if ``out`` holds rounds of other settings, or no prompt fits the input length.
     """
-    lines = read_rounds(out, plan)
+    lines = read_rounds(out, plan, share)
+    own = range(share[0], rounds, share[1])
     chosen = _fitting(prompts, pair, plan)
     policies = [parse_policy(p) for p in plan.policies]
     filler = filler_ids(prompts, pair.tokenizer, 2 * plan.input_length)
-    if len(lines) < rounds:  # allocations, threads, the self-check
+    if len(lines) < len(own):  # allocations, threads, the self-check
         for policy in policies:
             _run(pair, policy, chat_ids(pair.tokenizer, chosen[0].turns[:1]), plan, min(plan.max_new_tokens, 8))
     with out.open("ab") as file:
-        for index in range(len(lines), rounds):
+        for index in own[len(lines) :]:
             line = _round(pair, chosen, policies, plan, index, filler, rounds, progress)
             lines.append(line)
             file.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
@@ -115,11 +119,11 @@ def bench(
             os.fsync(file.fileno())
     if progress is not None:
         progress(rounds * len(policies), rounds * len(policies), "done")
-    return {**summary(lines[:rounds], plan), "machine": machine(pair.target)}
+    return {**summary(lines[: len(own)], plan), "machine": machine(pair.target)}
 
 
-def read_rounds(out: Path, plan: BenchPlan) -> list[dict[str, Any]]:
-    """The finished rounds of an earlier run; a torn last line is cut off the file.
+def read_rounds(out: Path, plan: BenchPlan, share: tuple[int, int] = (0, 1)) -> list[dict[str, Any]]:
+    """The finished rounds of an earlier run, or of one process of several; a torn last line is cut off the file.
 
     Raises:
         InputError: if the file cannot be written, holds something else, or rounds of other settings.
@@ -150,12 +154,41 @@ def read_rounds(out: Path, plan: BenchPlan) -> list[dict[str, Any]]:
                 f"{out} holds rounds of other settings{_difference(lines or [line], plan)}; give another --out, or "
                 "--force to replace it"
             )
-        if at != number:
-            raise InputError(f"{out}, line {number + 1} is round {at}, not {number}; give another --out")
+        if at != (expected := share[0] + number * share[1]):
+            raise InputError(f"{out}, line {number + 1} is round {at}, not {expected}; give another --out")
         lines.append(line)
     if torn:
         os.truncate(out, len(whole))
     return lines
+
+
+def merge_rounds(paths: Sequence[Path], out: Path) -> int:
+    """Put the rounds of several processes into one file, in their order; returns how many there are.
+
+    Raises:
+        InputError: if a file cannot be read, the settings differ, or a round is missing or there twice.
+    """
+    found: dict[int, tuple[str, str]] = {}
+    for path in paths:
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            rounds = [(int(line["round"]), str(line["config"])) for line in map(json.loads, lines)]
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+        except (ValueError, TypeError, KeyError):
+            raise InputError(f"{path} holds what is no finished round of treespec bench") from None
+        for (number, config), line in zip(rounds, lines):
+            if number in found:
+                raise InputError(f"round {number} is in {path} and in another of the files; merge disjoint ones")
+            found[number] = (config, line)
+    if len({config for config, _ in found.values()}) > 1:
+        raise InputError("the files hold rounds of different settings; merge those of one launch")
+    missing = next((i for i in range(len(found)) if i not in found), None)
+    if missing is not None or not found:
+        raise InputError(f"round {missing or 0} is in none of the files; let every process finish its share first")
+    text = "".join(found[i][1] + "\n" for i in range(len(found)))
+    write_whole(out, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    return len(found)
 
 
 def _difference(lines: list[dict[str, Any]], plan: BenchPlan) -> str:

@@ -25,13 +25,17 @@ from treespec.commands.options import (
     Seed,
     Target,
     Temperature,
+    Where,
+    loaded,
     notes,
     progress_bar,
 )
+from treespec.commands.placing import doctor, plan
 from treespec.commands.pricing import bench, measure, table
 from treespec.commands.tracing import merge, record, replay
 from treespec.commands.tuning import export, tune
-from treespec.errors import DownloadError, OutOfMemoryError, TreespecError
+from treespec.errors import DownloadError, OutOfMemoryError, PeerError, TreespecError
+from treespec.launch import leave, lost, peer_error, rank
 
 app = typer.Typer(
     add_completion=False,
@@ -41,7 +45,7 @@ app = typer.Typer(
     "--prompt 'Why is the sky blue?'",
     rich_markup_mode=None,
 )
-for _command in (record, merge, replay, measure, tune, table, bench, export):
+for _command in (record, merge, replay, measure, tune, table, bench, export, plan, doctor):
     app.command()(_command)
 
 
@@ -51,7 +55,8 @@ def _setup() -> None:
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    if rank() > 0 or not sys.stderr.isatty():  # a person who waits for a large model sees how far it is
+        logging.disable_progress_bar()
 
 
 @app.command()
@@ -70,6 +75,7 @@ def generate(
     seed: Seed = 0,
     dtype: Dtype = "float32",
     fast: Fast = "off",
+    device: Where = "auto",
     as_json: Json = False,
 ) -> None:
     """Answer one prompt, streaming the text; the sums follow on stderr.
@@ -79,16 +85,15 @@ def generate(
     from transformers import TextStreamer
 
     import treespec
-    from treespec.pairs import load_pair
     from treespec.policies import parse_policy
 
     chosen = parse_policy(policy) if policy else None  # a typo should not wait for a model to load
     if not prompt.strip():
         raise treespec.errors.InputError("the prompt is empty; give some text with --prompt")
-    pair = load_pair(target, draft, dtype, fast)
-    if fast != "off":
-        notes.print(f"[dim]target: {pair.forward}[/dim]", highlight=False)
-    streamer = None if as_json else TextStreamer(pair.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    pair = loaded(target, draft, dtype, fast, device)
+    streamer = (
+        None if as_json or rank() > 0 else TextStreamer(pair.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    )
     sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature > 0 else {}
     result = pair.generate(
         prompt, policy=chosen, rule=rule, seed=seed, streamer=streamer, max_new_tokens=max_new_tokens, **sampling
@@ -97,7 +102,7 @@ def generate(
         used = chosen or treespec.api.make_policy(None, pair.draft)
         row = {"text": result.text, "tokens": result.tokens, "policy": used.spec(), "stats": result.stats.as_dict()}
         print(json.dumps(row, ensure_ascii=False))
-    else:
+    elif rank() == 0:
         notes.print(f"[dim]{result.stats}[/dim]", highlight=False)
 
 
@@ -121,6 +126,7 @@ def compare(
     seed: Seed = 0,
     dtype: Dtype = "float32",
     fast: Fast = "off",
+    device: Where = "auto",
     as_json: Json = False,
 ) -> None:
     """Run policies on the same prompts, interleaved, one row each, with speed-ups against plain decoding.
@@ -131,7 +137,6 @@ def compare(
     """
     from treespec.compare import compare as run
     from treespec.compare import print_table
-    from treespec.pairs import load_pair
     from treespec.policies import parse_policies
     from treespec.prompts import mixed_prompts, read_prompts
 
@@ -139,9 +144,7 @@ def compare(
     rows = read_prompts(prompts or mixed_prompts())
     if limit and limit < len(rows):
         rows = [rows[i * len(rows) // limit] for i in range(limit)]
-    pair = load_pair(target, draft, dtype, fast)
-    if fast != "off":
-        notes.print(f"[dim]target: {pair.forward}[/dim]", highlight=False)
+    pair = loaded(target, draft, dtype, fast, device)
     with progress_bar() as tell:
         result = run(
             pair,
@@ -244,11 +247,18 @@ def main() -> None:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         if code == 130:  # typer turns an interrupt into a return value
             raise KeyboardInterrupt
+        leave()
         sys.exit(code or 0)
-    except (DownloadError, OutOfMemoryError) as error:
+    except (DownloadError, OutOfMemoryError, PeerError) as error:
         _fail(error, 1)
     except TreespecError as error:
+        if rank() > 0:  # every process of a launch gets the same input; the first one says what is wrong with it
+            sys.exit(2)
         _fail(error, 2)
+    except RuntimeError as error:
+        if not lost(error):
+            raise
+        _fail(peer_error(error), 1)
     except typer.TyperException as error:
         _fail(f"{error.format_message()} See treespec --help", error.exit_code)
     except (KeyboardInterrupt, typer.Abort):

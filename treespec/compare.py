@@ -7,6 +7,7 @@ included, summed over prompts (each the median over rounds); its interval is a b
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from scipy import stats
 
 from treespec.api import generate
 from treespec.errors import InputError, PolicyError
-from treespec.events import Stats
+from treespec.events import Stats, StepEvent
 from treespec.model import input_device
 from treespec.pairs import Pair, chat_ids
 from treespec.policies import Autoregressive, Policy
@@ -57,6 +58,7 @@ def compare(
     temperature: float = 0.0,
     seed: int = 0,
     progress: Progress | None = None,
+    watch: Callable[[Policy, StepEvent], None] | None = None,
 ) -> dict[str, Any]:
     """Run the comparison.
 
@@ -71,6 +73,7 @@ def compare(
         temperature: 0 is greedy.
         seed: of the sampling and of the bootstrap.
         progress: told before every generation.
+        watch: told of every step that counts, between the steps; an exception of its own ends the comparison.
 
     Returns:
         ``{"rows": [...], "refused": [...], "prompts", "rounds", "max_new_tokens", "machine"}``; rows as in the
@@ -94,7 +97,10 @@ def compare(
     for done, (tally, prompt) in enumerate(_schedule(tallies, prompts, rounds)):
         if progress is not None:
             progress(done, total, f"{tally.policy.spec()} on {prompt.id}")
-        result = generate(pair.target, pair.draft, ids[prompt.id], policy=tally.policy, rule=tally.rule, **options)
+        told = None if watch is None else functools.partial(watch, tally.policy)
+        result = generate(
+            pair.target, pair.draft, ids[prompt.id], policy=tally.policy, rule=tally.rule, on_step=told, **options
+        )
         tally.stats.merge(result.stats)
         tally.seconds.setdefault(prompt.id, []).append(result.stats.seconds)
         first = tally.texts.setdefault(prompt.id, result.tokens)

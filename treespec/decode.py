@@ -10,7 +10,8 @@ asked with exactly the text so far, so nothing after a stop is returned, streame
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from time import perf_counter
 from typing import Any, cast
 
@@ -21,13 +22,22 @@ from treespec.drafters.base import Drafted, Drafter, DraftRequest, FeatureDrafte
 from treespec.errors import InputError, NonFiniteLogitsError, PolicyError
 from treespec.events import StepEvent, StepTimes
 from treespec.model import Session, TreeModel
+from treespec.peers import peers
 from treespec.policies.base import Observation, Policy
 from treespec.request import Request
 from treespec.shaping import check_stateless, draft_shape, node_scores
 from treespec.tree import TokenTree
-from treespec.verify import Rule
+from treespec.verify import Coupled, Match, Rule, follow
 
 TREE_ROOM = 64  # rows beside the text that the caches start with
+
+
+def reads_at_once(device: torch.device) -> bool:
+    """Whether a step should read its tokens off the device in one go: elsewhere than on the CPU each read waits.
+
+    On the CPU it would cost more: all nodes would be looked at, not only those on the path.
+    """
+    return device.type != "cpu"
 
 
 class Decoding:
@@ -56,7 +66,10 @@ class Decoding:
             check_stateless(request.processors, rule.name)
         target.limits.check_prompt(len(request.visible), request.most_new)
         self.target, self.request, self.policy, self.rule = target, request, policy, rule
+        self.peers = peers() if target.divided else None
         self.drafter = drafter if policy.levels > 0 else None
+        if self.drafter is not None and self.peers is not None:
+            self.drafter = self.peers.drafter(self.drafter)
         self.streamer = streamer
         self.finished = False
         self.length = len(request.visible)  # committed tokens the models see, the root included
@@ -69,6 +82,10 @@ class Decoding:
         prompt = request.input_ids
         self._ids = torch.zeros(1, prompt.shape[1] + max(request.most_new, 0), dtype=torch.long, device=prompt.device)
         self._ids[:, : prompt.shape[1]] = prompt
+        # transformers' own criteria only look at ids: here they can without waiting for a device
+        self._own_criteria = all(type(c).__module__.startswith("transformers.") for c in request.criteria)
+        at_once = reads_at_once(prompt.device) and self._own_criteria
+        self._seen = self._ids.cpu() if at_once else self._ids
         self._text = list(request.visible)
         self._session = self._begin_target()
         start = perf_counter()
@@ -175,19 +192,15 @@ class Decoding:
         tokens: list[int] = []
         path: list[int] = []
         bonus = None
-        ahead = self._scores_ahead(kept, logits) if self.rule.ahead else None
-        scores = ahead.__getitem__ if ahead is not None else lambda n: self._scores(logits, n)
-        for token, node in self.rule.walk(kept, scores, self.length):
-            if ahead is not None:
-                at = path[-1] if path else 0
-                self._record(logits[at][None].float().to(ahead.device), ahead[at][None])
-            tokens.append(token)
-            if node is None:
-                bonus = token
-            else:
-                path.append(node)
-            if self._append(token):
-                break
+        with closing(self._walk(kept, logits)) as walk:  # closed before the caches move: peers are told then
+            for token, node in walk:
+                tokens.append(token)
+                if node is None:
+                    bonus = token
+                else:
+                    path.append(node)
+                if self._append(token):
+                    break
         self._commit(index, path, tokens, origin)
         tree.laws = {}  # rows of the vocabulary's size, which events should not keep alive
         tree.accepted = [origin[i] for i in path]
@@ -196,6 +209,43 @@ class Decoding:
         return StepEvent(
             index, root, tree, tree.accepted, tokens, bonus, len(kept), forwards, times, finished=self.finished
         )
+
+    def _walk(self, kept: TokenTree, logits: Tensor) -> Generator[tuple[int, int | None], None, None]:
+        """The accepted tokens, each with the node that held it; in step with the peers, if there are any."""
+        walk = self._own_walk(kept, logits)
+        yield from walk if self.peers is None else self.peers.agree(walk, self)
+
+    def _own_walk(self, kept: TokenTree, logits: Tensor) -> Iterator[tuple[int, int | None]]:
+        if self.rule.ahead:
+            ahead = self._scores_ahead(kept, logits)
+            at = 0
+            for token, node in self.rule.walk(kept, ahead.__getitem__, self.length):
+                self._record(logits[at][None].float().to(ahead.device), ahead[at][None])
+                yield token, node
+                at = at if node is None else node
+            return
+        choices = self._choices(kept, logits)
+        if choices is None:
+            yield from self.rule.walk(kept, lambda n: self._scores(logits, n), self.length)
+            return
+        yield from follow(kept, choices, self.length)
+
+    def _choices(self, kept: TokenTree, logits: Tensor) -> Callable[[int, int], int] | None:
+        """The choices at all nodes with one read off the device, where that is possible and worth it."""
+        plain = not (len(self.request.processors) or self._keep_scores or self._keep_logits)
+        if not plain or type(self.rule) not in (Match, Coupled) or not reads_at_once(logits.device):
+            return None
+        found = cast(Match, self.rule).choices(logits, (self.length + kept.depth).tolist())
+        if found is None:
+            return None
+        tokens, broken = torch.stack([found, logits.amax(-1).isnan().long()]).tolist()
+
+        def choose(node: int, position: int) -> int:
+            if broken[node]:
+                self._refuse_nan()
+            return int(tokens[node])
+
+        return choose
 
     def _scores(self, logits: Tensor, node: int) -> Tensor:
         """Processed float32 scores ``[V]`` at a node whose path is what was emitted so far."""
@@ -213,10 +263,13 @@ class Decoding:
 
     def _check_finite(self, logits: Tensor) -> None:
         if math.isnan(float(logits.max())):  # the maximum passes NaN on, in one read
-            raise NonFiniteLogitsError(
-                f"the target's logits at position {self.length - 1} hold NaN after {self.emitted} new tokens; "
-                "load it in a wider dtype (float32 or bfloat16) or check its weights"
-            )
+            self._refuse_nan()
+
+    def _refuse_nan(self) -> None:
+        raise NonFiniteLogitsError(
+            f"the target's logits at position {self.length - 1} hold NaN after {self.emitted} new tokens; "
+            "load it in a wider dtype (float32 or bfloat16) or check its weights"
+        )
 
     def _scores_ahead(self, kept: TokenTree, logits: Tensor) -> Tensor:
         """Processed float32 scores ``[n, V]`` of all nodes, for rules that decide before anything is emitted."""
@@ -233,14 +286,18 @@ class Decoding:
 
     def _append(self, token: int) -> bool:
         """Add one token to the text; True if the text ends with it."""
-        self._ids[0, self.request.input_ids.shape[1] + self.emitted] = token
+        at = self.request.input_ids.shape[1] + self.emitted
+        self._ids[0, at] = self._seen[0, at] = token
         self._text.append(token)
         self.emitted += 1
         self.length += 1
         if self.streamer is not None:
             self.streamer.put(torch.tensor([token]))
-        kept = tuple(self.scores) if self._keep_scores else None
-        self.finished = bool(self.request.criteria(self.sequences, kept).all())
+        if self.peers is not None and not self.peers.leads:
+            self.finished = self.peers.ended
+        else:
+            kept = tuple(self.scores) if self._keep_scores else None
+            self.finished = bool(self.request.criteria(self._seen[:, : at + 1], kept).all())
         return self.finished
 
     def _commit(self, index: int, path: list[int], tokens: list[int], origin: list[int]) -> None:

@@ -39,5 +39,9 @@ class DownloadError(TreespecError):
     """The embedded target could not be found, fetched or verified."""
 
 
+class PeerError(TreespecError):
+    """Another process of a launch has ended, so this one cannot go on."""
+
+
 class OutOfMemoryError(TreespecError):
     """The device ran out of memory; the message says what was asked for and what to lower."""

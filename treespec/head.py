@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import align_module_device, has_offloaded_params
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from treespec.errors import InputError, VocabularyError
@@ -193,8 +195,13 @@ def is_head(folder: str | Path) -> bool:
         return False
 
 
-def load_head(folder: str | Path, target: Any) -> FeatureHead:
-    """A shipped or trained head, on the target's device and in its dtype.
+def load_head(folder: str | Path, target: Any, device: str | torch.device | None = None) -> FeatureHead:
+    """A shipped or trained head, in the target's dtype.
+
+    Args:
+        folder: where it is.
+        target: whose head it is. Where its layers are divided among processes, all of them must call this.
+        device: where it goes; default where the target's token ids go.
 
     Raises:
         InputError: if the folder holds no head, or a broken one.
@@ -208,7 +215,10 @@ def load_head(folder: str | Path, target: Any) -> FeatureHead:
         config = HeadConfig(**about)
         token_of, spread = tensors.pop("token_of").long(), tensors.pop("spread")
         check_fits(config, target)
-        embedding, output = target.get_input_embeddings().weight, target.get_output_embeddings().weight
+        embedding, output = map(_whole_weight, (target.get_input_embeddings(), target.get_output_embeddings()))
+        place = input_device(target) if device is None else torch.device(device)
+        embedding, output = embedding.to(place), output.to(place)
+        token_of, spread = token_of.to(place), spread.to(place)
         head = FeatureHead(config, embedding, output, token_of, spread)
         head.load_state_dict(tensors)
     except VocabularyError:
@@ -216,7 +226,17 @@ def load_head(folder: str | Path, target: Any) -> FeatureHead:
     except Exception as error:
         reason = (str(error).strip().splitlines() or [""])[0]
         raise InputError(f"{folder} holds no readable feature head ({type(error).__name__}: {reason[:200]})") from None
-    return head.to(device=input_device(target), dtype=embedding.dtype).eval().requires_grad_(False)
+    return head.to(device=place, dtype=embedding.dtype).eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def _whole_weight(module: Any) -> Tensor:
+    """A module's weight, also where accelerate keeps it elsewhere or processes share it."""
+    with align_module_device(module):  # an offloaded weight is there only inside
+        weight: Tensor = module.weight.detach()
+        if isinstance(weight, DTensor):
+            weight = weight.full_tensor()
+        return weight.clone() if has_offloaded_params(module) else weight
 
 
 def check_fits(config: HeadConfig, target: Any) -> None:

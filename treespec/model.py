@@ -18,6 +18,7 @@ from torch import Tensor
 
 from treespec.cache import TreeCache
 from treespec.errors import OutOfMemoryError
+from treespec.launch import is_divided, lost, peer_error
 from treespec.lean import lean_forward
 from treespec.limits import Limits
 from treespec.selfcheck import check_support, layer_kinds, self_check
@@ -46,6 +47,7 @@ class TreeModel:
         device: where token ids go.
         attention: the attention implementation in use.
         lean: the lean forward, if :func:`treespec.fast.speed_up` made one for this model.
+        divided: its layers are divided among several processes.
     """
 
     def __init__(self, model: Any, role: str = "target") -> None:
@@ -63,6 +65,7 @@ class TreeModel:
         self.device = input_device(model)
         self.attention = str(getattr(config, "_attn_implementation", "eager"))
         self.lean = lean_forward(model)
+        self.divided = is_divided(model)
         self._keep_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @classmethod
@@ -113,6 +116,8 @@ class TreeModel:
                 return self._run_lean(ids, positions, mask, cache, logits, hidden)
             return self._run_model(ids, positions, mask, cache, logits, hidden)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if self.divided and lost(error):
+                raise peer_error(error) from None
             if not isinstance(error, (torch.OutOfMemoryError, MemoryError)) and "can't allocate memory" not in str(
                 error
             ):
@@ -249,8 +254,9 @@ class Session:
     def _timed(self, ids: Tensor, positions: Tensor, mask: Any, logits: str, features: Tensor | None) -> Tensor | None:
         start = perf_counter()
         out, self.hidden = self.owner.run(ids, positions, mask, self.cache, logits, self.keep_hidden, features)
-        if ids.device.type == "cuda":
-            torch.cuda.synchronize(ids.device)  # the next thing anyone does is to read these logits
+        made = self.hidden if out is None else out
+        if made is not None and made.device.type == "cuda":  # the last layer's device, where ids may be on the first's
+            torch.cuda.synchronize(made.device)  # the next thing anyone does is to read these logits
         self.seconds += perf_counter() - start
         return out
 

@@ -32,6 +32,12 @@ from treespec.events import Generation
 from treespec.fast import OWN, check_way, speed_up
 from treespec.files import cache_dir
 from treespec.head import is_head, load_head
+from treespec.launch import rank
+from treespec.model import input_device
+from treespec.peers import Follower
+from treespec.placement.layout import PlacementPlan
+from treespec.placement.load import DeviceMap, find_places, load_weights, one_sentence, source
+from treespec.placement.precision import FLOATS, dtype_name
 from treespec.prompts import data_dir
 from treespec.toy import TableModel, toy_tokenizer
 
@@ -41,7 +47,6 @@ GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NAME = "smollm2-135m-instruct"  # of the converted copy; a new conversion gets a new name
 SHIPPED = {"head": "smollm2-135m-head", "lm": "smollm2-135m-lm"}  # under data/drafts
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass
@@ -82,47 +87,78 @@ def chat_ids(tokenizer: Any, turns: list[str]) -> list[int]:
     return list(ids if isinstance(ids, list) else ids["input_ids"])
 
 
-def load_pair(target: str = "smollm2", draft: str = "auto", dtype: str = "float32", fast: str = "off") -> Pair:
-    """Load a target and its draft.
+def load_pair(
+    target: str = "smollm2",
+    draft: str = "auto",
+    dtype: str = "float32",
+    fast: str = "off",
+    *,
+    device: str | PlacementPlan | DeviceMap = "auto",
+    quantization: Any = None,
+    tensor_parallel: bool = False,
+) -> Pair:
+    """Load a target and its draft, on one device or over several.
 
     Args:
-        target: ``"smollm2"`` (embedded), ``"toy"`` (a table, instant), a local folder or a hub id.
+        target: ``"smollm2"`` (embedded), ``"toy"`` (a table, instant), a local folder, a hub id, or a ``.gguf`` file.
         draft: ``"head"`` (the shipped feature head), ``"mix"`` (the head and n-grams of the text), ``"lm"`` (the
             shipped small model), ``"ngram"`` (no model), ``"none"``, ``"self"`` (the target's twin: accepts everything,
             saves nothing), a folder (of a head or a model) or a hub id. ``"auto"`` is ``"mix"`` for the embedded target
             and ``"ngram"`` for others.
-        dtype: ``"float32"`` (exact), ``"bfloat16"`` or ``"float16"``.
+        dtype: ``"float32"`` (exact), ``"bfloat16"`` or ``"float16"``; ``"int8"`` and ``"int4"`` quantise the target
+            (bitsandbytes), the draft is then bfloat16.
         fast: how to speed the models up, see :func:`treespec.fast.speed_up`: ``"off"``, ``"cpu"``, ``"lean"``,
             ``"compile"``.
+        device: where: ``"auto"`` (the GPUs, with the CPU and the disk for what does not fit; the CPU where there is no
+            GPU), ``"cpu"``, ``"cuda:1"``, ``"cuda:0,cuda:1"``, a plan of :func:`treespec.plan`, or a device map of the
+            target. The draft goes beside the target's output head.
+        quantization: a transformers quantisation config for the target, passed through.
+        tensor_parallel: divide the target among the processes of this launch (``torchrun``); the first one drafts.
 
     Raises:
         TreespecError: if something cannot be found, fetched, or does not fit together.
     """
     check_way(fast)
-    _check_dtype(dtype)
+    dtype = dtype_name(dtype)
+    if tensor_parallel and (target == "toy" or fast != "off"):
+        raise InputError("tensor parallelism is for models, and without --fast: its forwards are transformers' own")
     if target == "toy":
         return _toy(draft)
-    model, tokenizer = load_model(target, dtype)
     if draft == "auto":
         draft = "mix" if target == "smollm2" else "ngram"
-    made = _draft(draft, model, tokenizer, target, dtype)
+    places, beside = (None, "") if tensor_parallel else find_places(target, draft, dtype, device)
+    model, tokenizer = load_model(target, dtype, places, quantization=quantization, tensor_parallel=tensor_parallel)
+    if tensor_parallel:
+        beside = str(input_device(model))
+    follows = tensor_parallel and rank() > 0
+    if follows and draft != "none" and not reads_features(draft):  # a head takes weights of all processes
+        return Pair(model, Follower(), tokenizer, target, OWN)
+    made = _draft(draft, model, tokenizer, target, dtype if dtype in FLOATS else "bfloat16", beside)
+    if follows and draft != "none":
+        return Pair(model, Follower(), tokenizer, target, OWN)
     forward = speed_up(model, fast)
     if isinstance(made, PreTrainedModel):
         speed_up(made, fast)
     return Pair(model, made, tokenizer, target, forward)
 
 
-def _draft(draft: str, model: Any, tokenizer: Any, target: str, dtype: str) -> Any:
+def _draft(draft: str, model: Any, tokenizer: Any, target: str, dtype: str, device: str) -> Any:
     if draft in ("ngram", "none"):
         return NgramDrafter() if draft == "ngram" else None
     if draft == "mix":
-        return MixDrafter(load_head(shipped_draft("head"), model))
+        return MixDrafter(load_head(shipped_draft("head"), model, device))
     folder = str(shipped_draft(draft)) if draft in SHIPPED else draft
     if is_head(folder):
-        return load_head(folder, model)
-    twin, its_tokenizer = load_model(target if draft == "self" else folder, dtype)
+        return load_head(folder, model, device)
+    places = None if device == "cpu" else {"": device}
+    twin, its_tokenizer = load_model(target if draft == "self" else folder, dtype, places)
     check_vocabularies(model.config.vocab_size, twin.config.vocab_size, tokenizer, its_tokenizer)
     return twin
+
+
+def reads_features(draft: str) -> bool:
+    """Whether a draft by this name reads the target's hidden states."""
+    return draft in ("mix", "head") or is_head(draft)
 
 
 def shipped_draft(kind: str) -> Path:
@@ -145,36 +181,48 @@ def _toy(draft: str) -> Pair:
     return Pair(target, drafts.get(draft, target.blurred()), toy_tokenizer(), "toy")
 
 
-def load_model(name: str, dtype: str) -> tuple[Any, Any]:
-    """A causal LM in eval mode and its tokenizer, from a name, a folder or a hub id.
+def load_model(
+    name: str,
+    dtype: str,
+    device_map: DeviceMap | None = None,
+    *,
+    quantization: Any = None,
+    tensor_parallel: bool = False,
+) -> tuple[Any, Any]:
+    """A causal LM in eval mode and its tokenizer, from a name, a folder, a hub id or a ``.gguf`` file.
+
+    The other arguments are those of :func:`treespec.placement.load.load_weights`.
 
     Raises:
-        InputError: if there is no such model.
+        InputError: if there is no such model or device.
+        OutOfMemoryError: saying what was allocated and what to lower.
     """
-    _check_dtype(dtype)
+    dtype = dtype_name(dtype)
     where = str(embedded_target()) if name == "smollm2" else name
-    try:
+    with one_sentence(name, device_map):
         tokenizer = _tokenizer(where)
-        model = AutoModelForCausalLM.from_pretrained(where, dtype=DTYPES[dtype])
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(
-            f"cannot load a causal language model from {name!r}: {reason[:200]}. Give 'smollm2', a folder or a hub id"
-        ) from error
-    return model.eval(), tokenizer
+    model = load_weights(where, dtype, device_map, quantization=quantization, tensor_parallel=tensor_parallel)
+    return model, tokenizer
 
 
-def _check_dtype(dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise InputError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
-
-
-def _tokenizer(where: str) -> Any:
+def _tokenizer(name: str) -> Any:
     """The tokenizer; None for a local folder without one (a draft that uses its target's)."""
+    where, options = source(name)
     folder = Path(where)
-    if folder.is_dir() and not any(folder.glob("tokenizer*")) and not (folder / "vocab.json").exists():
+    if not options and folder.is_dir() and not any(folder.glob("tokenizer*")) and not (folder / "vocab.json").exists():
         return None
-    return AutoTokenizer.from_pretrained(where)
+    return AutoTokenizer.from_pretrained(where, **options)
+
+
+def known_tokenizer(name: str) -> Any:
+    """The tokenizer of a model by name, if it is on this machine; None otherwise. Nothing is fetched or converted."""
+    if name == "toy":
+        return toy_tokenizer()
+    where = str(cache_dir() / NAME) if name == "smollm2" else name
+    try:
+        return AutoTokenizer.from_pretrained(where, local_files_only=True)
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def embedded_target() -> Path:

@@ -150,6 +150,11 @@ def load_roofline(name: str) -> Roofline:
     return Roofline(Gpu(**gpu), Shape(**target), Shape(**drafter), count, BYTES[dtype], name=name.strip())
 
 
+def known_hardware() -> tuple[list[str], list[str]]:
+    """Names of the GPUs and of the models that :func:`load_roofline` knows."""
+    return list(_table("gpus")), list(_table("models"))
+
+
 def _table(name: str) -> dict[str, Any]:
     return read_json(data_dir() / "costs" / f"{name}.json")
 

@@ -15,7 +15,7 @@ import pandas as pd
 from treespec.compare import ratio_interval
 from treespec.cost import At, CostModel, plain_seconds
 from treespec.policies import Policy
-from treespec.trace import Trace, replay
+from treespec.trace import Replay, Trace, replay
 
 SUMS = ["steps", "tokens", "nodes", "verify", "draft", "truncated"]
 
@@ -35,6 +35,11 @@ class Score:
     prompts: pd.DataFrame
     cost: CostModel
     most: int
+
+    @classmethod
+    def of(cls, found: Replay, cost: CostModel) -> Score:
+        """The sums of a replay that was priced with ``cost``."""
+        return cls(found.policy, found.by_prompt, cost, int(found.grown.nodes.max()))
 
     def seconds(self, among: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
         """``[prompts]`` seconds of plain decoding, and with this policy; ``among`` takes some prompts by number."""
@@ -78,8 +83,7 @@ def score(trace: Trace, policy: Policy, cost: CostModel) -> Score:
         policy: within what the trace's caps allow; beyond, steps count as truncated.
         cost: seconds by nodes.
     """
-    found = replay(trace, policy, cost)
-    return Score(policy, found.by_prompt, cost, int(found.grown.nodes.max()))
+    return Score.of(replay(trace, policy, cost), cost)
 
 
 def priced(cost: CostModel, trace: Trace, context: float | None = None, batch: int = 1) -> At:

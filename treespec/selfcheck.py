@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from treespec.errors import UnsupportedModelError
+from treespec.errors import TreespecError, UnsupportedModelError
 from treespec.tree import TokenTree
 
 if TYPE_CHECKING:
@@ -103,12 +103,13 @@ def self_check(owner: TreeModel) -> None:
             assert alone is not None
             want = alone[-len(path) :].float()
             worst = max(worst, float((got[path] - want).abs().max() / want.std().clamp(min=1e-6)))
-    except UnsupportedModelError:
+    except TreespecError:
         raise
     except Exception as error:
         raise UnsupportedModelError(
             f"the {owner.role} is of type {kind!r}, which cannot verify a tree: it failed on a small one "
             f"({type(error).__name__}: {str(error).splitlines()[0][:120] if str(error) else 'no message'})"
+            f"{_mixed_dtypes(owner.model)}"
         ) from error
     finally:
         owner.model.train(training)
@@ -118,6 +119,12 @@ def self_check(owner: TreeModel) -> None:
             f"the {owner.role} is of type {kind!r}, which cannot verify a tree: logits under a tree mask differ from "
             f"those of the plain path by {worst:.2g} standard deviations, so mask or positions are not honoured"
         )
+
+
+def _mixed_dtypes(model: Any) -> str:
+    """A hint where that may be why a model fails."""
+    dtypes = sorted({str(p.dtype).removeprefix("torch.") for p in model.parameters() if p.is_floating_point()})
+    return f"; its weights are of {' and '.join(dtypes)}; load it with one dtype" if len(dtypes) > 1 else ""
 
 
 def _example(size: int, room: int) -> tuple[list[int], TokenTree]:

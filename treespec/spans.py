@@ -7,9 +7,8 @@ from html import escape
 from typing import Any
 
 from treespec.events import StepEvent
-from treespec.marks import GREEN, GREY
+from treespec.marks import GREEN, GREY, OCHRE
 
-OCHRE = "#B09E00"
 TINT = "2b"  # alpha of a background, so that any page's colour shines through
 LINE = "border-bottom:3px"
 KINDS = {
@@ -61,10 +60,10 @@ class Written:
         return out
 
     def html(self, chosen: int | None = None) -> str:
-        """The text; tokens of the step ``chosen`` are framed."""
+        """The text; tokens of the step ``chosen`` have a line above."""
         spans = []
         for text, (_, kind, step) in zip(self.texts(), self._spans):
-            frame = ";outline:2px solid currentColor" if step == chosen else ""
+            frame = ";border-top:3px solid currentColor;font-weight:600" if step == chosen else ""
             spans.append(f'<span style="{KINDS[kind][0]}{frame}" title="step {step}: {kind}">{escape(text)}</span>')
         return f'<div style="{PAGE}">{"".join(spans)}</div>'
 

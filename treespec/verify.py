@@ -66,6 +66,24 @@ class Rule(Protocol):
         """
 
 
+def follow(tree: TokenTree, token_at: Callable[[int, int], int], position: int) -> Iterator[tuple[int, int | None]]:
+    """Walk down a tree along known choices: see :meth:`Rule.walk`.
+
+    Args:
+        tree: the verified tree.
+        token_at: (node, absolute position) -> the token there.
+        position: of the first token.
+    """
+    children, node = tree.children(), 0
+    while True:
+        token = token_at(node, position)
+        child = children[node].get(token)
+        yield token, child
+        if child is None:
+            return
+        node, position = child, position + 1
+
+
 class Match:
     """Draw y from the target at the node; descend if a child holds y, else y is the bonus token.
 
@@ -87,14 +105,16 @@ class Match:
 
     def walk(self, tree: TokenTree, scores: Scores, position: int) -> Iterator[tuple[int, int | None]]:
         """Follow the target's own choices through the tree."""
-        children, node = tree.children(), 0
-        while True:
-            token = self.choose(scores(node), position)
-            child = children[node].get(token)
-            yield token, child
-            if child is None:
-                return
-            node, position = child, position + 1
+        return follow(tree, lambda node, at: self.choose(scores(node), at), position)
+
+    def choices(self, logits: Tensor, positions: list[int]) -> Tensor | None:
+        """The tokens at all nodes ``[n]`` int64, computed where the logits lie; None if they are drawn one by one.
+
+        Args:
+            logits: ``[n, V]``, nothing processed.
+            positions: n absolute positions of the tokens.
+        """
+        return logits.argmax(-1) if self.chance is None else None
 
     @property
     def noise(self) -> Callable[[int], Tensor] | None:
@@ -133,6 +153,16 @@ class Coupled(Match):
         if self._noise is not None:
             scores = scores + self._noise.gumbel(position).to(scores.device)
         return int(scores.argmax())
+
+    def choices(self, logits: Tensor, positions: list[int]) -> Tensor | None:
+        """See :meth:`Match.choices`."""
+        if self._noise is None:
+            return logits.argmax(-1)
+        rows = {at: self._noise.gumbel(at) for at in dict.fromkeys(positions)}
+        place = {at: i for i, at in enumerate(rows)}
+        noise = torch.stack(list(rows.values())).to(logits.device)  # [depths, V]
+        index = torch.tensor([place[at] for at in positions], device=logits.device)
+        return (logits.float() + noise[index]).argmax(-1)
 
     @property
     def noise(self) -> Callable[[int], Tensor] | None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from treespec.compare import Progress
 from treespec.errors import InputError
+from treespec.launch import end_with_the_others, follow_quietly, own_device, rank, world
+
+if TYPE_CHECKING:
+    from treespec.pairs import Pair
 
 notes = Console(stderr=True)
 
@@ -29,7 +33,23 @@ Fast = Annotated[
         help="Faster forwards, checked against the model's own: 'cpu' (packed products), 'lean', 'compile', 'off'."
     ),
 ]
-Dtype = Annotated[str, typer.Option(help="float32 (exact), bfloat16 or float16.")]
+Dtype = Annotated[
+    str, typer.Option(help="float32 (exact), bfloat16, float16, or int8 and int4 for the target (bitsandbytes).")
+]
+Where = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        help="'auto' (GPUs, then CPU and disk for what does not fit), 'cpu', 'cuda:1' or 'cuda:0,cuda:1'. Under "
+        "torchrun the target is divided among the processes.",
+    ),
+]
+Parallel = Annotated[
+    str,
+    typer.Option(
+        help="Under torchrun: 'data' (each process takes its share of the work) or 'tensor' (the target is divided)."
+    ),
+]
 NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Most new tokens per prompt.")]
 Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy; above, tokens are drawn.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
@@ -46,9 +66,47 @@ Context = Annotated[int, typer.Option(min=0, help="Cached tokens to price at; 0 
 Batch = Annotated[int, typer.Option(min=1, help="Trees in one verification.")]
 
 
+def loaded(target: str, draft: str, dtype: str, fast: str, device: str = "auto", parallel: str = "tensor") -> Pair:
+    """The pair of a command.
+
+    Under ``torchrun``, with ``parallel="tensor"``, the target is divided among the processes, and only the first one
+    prints and writes; with ``"data"`` each process has the whole pair on its own device.
+
+    Raises:
+        InputError: for another ``parallel``.
+    """
+    from treespec.pairs import load_pair
+
+    divided = check_parallel(parallel) == "tensor" and world() > 1
+    if world() > 1:
+        end_with_the_others()
+    if divided and rank() > 0:
+        follow_quietly()
+    if world() > 1 and not divided and device == "auto":
+        device = own_device()
+    pair = load_pair(target, draft, dtype, fast, device=device, tensor_parallel=divided)
+    if fast != "off":
+        notes.print(f"[dim]target: {pair.forward}[/dim]", highlight=False)
+    return pair
+
+
+def check_parallel(parallel: str) -> str:
+    """Either ``"data"`` or ``"tensor"``.
+
+    Raises:
+        InputError: for anything else.
+    """
+    if parallel not in ("data", "tensor"):
+        raise InputError(f"--parallel must be data or tensor; got {parallel!r}")
+    return parallel
+
+
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
-    """A bar on stderr, as the function that moves it: done, total, what is running."""
+    """A bar on stderr, as the function that moves it: done, total, what is running; of the first process alone."""
+    if rank() > 0:
+        yield lambda done, total, what: None
+        return
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
 

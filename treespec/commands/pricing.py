@@ -23,11 +23,13 @@ from treespec.commands.options import (
     Seed,
     Target,
     Temperature,
-    notes,
+    Where,
+    loaded,
     progress_bar,
     writable,
 )
 from treespec.errors import InputError
+from treespec.launch import rank, world
 
 
 def measure(
@@ -36,6 +38,7 @@ def measure(
     draft: Draft = "auto",
     dtype: Dtype = "float32",
     fast: Fast = "off",
+    device: Where = "auto",
     sizes: Annotated[
         str, typer.Option(help="Nodes of a verification, comma-separated.")
     ] = "1,2,4,8,16,24,32,48,64,96,128",
@@ -53,12 +56,11 @@ def measure(
     Example: treespec measure --out here.json --fast cpu --sizes 1,4,8,16,32,64 --contexts 128,512 --rounds 9
     """
     from treespec.measure import measure as run
-    from treespec.pairs import load_pair
 
     numbers = {"--sizes": sizes, "--contexts": contexts, "--widths": widths}
     parsed = {name: _numbers(name, text) for name, text in numbers.items()}
     writable(out, force)
-    pair = load_pair(target, draft, dtype, fast)
+    pair = loaded(target, draft, dtype, fast, device)
     with progress_bar() as tell:
         curve, more = run(
             pair,
@@ -135,19 +137,23 @@ def bench(
     seed: Seed = 0,
     dtype: Dtype = "float32",
     fast: Fast = "off",
+    device: Where = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace a file of other settings.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run many rounds over mixed dialogue and code prompts, live; kill it at any time, the same command goes on.
+
+    Under torchrun or accelerate launch each process takes its share of the rounds, on its own device, into
+    ROUNDS.rank0-of-2.jsonl and so on; put these together with treespec merge.
 
     Example: treespec bench --rounds 10000 --input-length 2048 --policies linear,dynamic --out rounds.jsonl
     """
     from treespec.bench import bench as run
     from treespec.bench import make_plan, read_rounds
     from treespec.compare import print_table
-    from treespec.pairs import load_pair
     from treespec.policies import parse_policies
     from treespec.prompts import mixed_prompts, read_prompts
+    from treespec.trace.shards import own_file
 
     chosen = parse_policies(policies)
     rows = read_prompts(prompts or mixed_prompts())
@@ -165,15 +171,15 @@ def bench(
         temperature=temperature,
         seed=seed,
     )
+    share = (rank(), world())
+    out = own_file(out, *share)
     try:
-        read_rounds(out, plan)  # before a model is loaded
+        read_rounds(out, plan, share)  # before a model is loaded
     except InputError:
         if not force or not out.is_file():
             raise
         out.unlink()
-    pair = load_pair(target, draft, dtype, fast)
-    if fast != "off":
-        notes.print(f"[dim]target: {pair.forward}[/dim]", highlight=False)
+    pair = loaded(target, draft, dtype, fast, device, "data")
     with progress_bar() as tell:
-        result = run(pair, rows, plan, out, rounds, progress=tell)
+        result = run(pair, rows, plan, out, rounds, share=share, progress=tell)
     print(json.dumps(result)) if as_json else print_table({**result, "prompts": result["rounds"], "rounds": 1})

@@ -17,13 +17,17 @@ from treespec.commands.options import (
     Force,
     Json,
     NewTokens,
+    Parallel,
     Seed,
     Target,
+    Where,
+    loaded,
     notes,
     progress_bar,
     writable,
 )
 from treespec.errors import InputError
+from treespec.launch import rank
 
 
 def record(
@@ -50,17 +54,19 @@ def record(
     narrow: Annotated[str, typer.Option(help="The same apart for trees of so many children per node.")] = "10/4",
     dtype: Dtype = "float32",
     fast: Fast = "off",
+    device: Where = "auto",
+    parallel: Parallel = "data",
     force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Record what the draft would guess at every position of the target's answers, for exact replays.
 
     Ctrl-C, or a kill, loses no finished prompt; the same command goes on. Under torchrun or accelerate launch each
-    process records its share into T.rank0-of-2.parquet and so on; put these together with treespec merge.
+    process records its share into T.rank0-of-2.parquet and so on; put these together with treespec merge. With
+    --parallel tensor the target is divided among them instead, and the first one writes T.
 
     Example: treespec record --prompts data/prompts/mixed.jsonl --out t.parquet --limit 8 --max-new-tokens 48
     """
-    from treespec.pairs import load_pair
     from treespec.prompts import mixed_prompts, read_prompts
     from treespec.trace import Caps, Sampling
     from treespec.trace import record as run
@@ -71,8 +77,8 @@ def record(
     rows = read_prompts(prompts or mixed_prompts())
     if limit and limit < len(rows):
         rows = [rows[i * len(rows) // limit] for i in range(limit)]
-    pair = load_pair(target, draft, dtype, fast)
-    with launched(len(rows), out) as shard:
+    pair = loaded(target, draft, dtype, fast, device, parallel)
+    with launched(len(rows), out, share=parallel == "data") as shard:
         options: dict[str, Any] = {"sampling": sampling, "caps": caps, "about": {"draft": draft, "fast": fast}}
         try:
             with progress_bar() if shard.rank == 0 else nullcontext() as tell:
@@ -80,6 +86,8 @@ def record(
         except KeyboardInterrupt:
             notes.print("finished prompts are kept: the same command goes on from here", style="dim")
             raise
+        if parallel == "tensor" and rank() > 0:
+            return
         told = {"out": str(shard.out), "prompts": len(infos), "positions": sum(p.positions for p in infos)}
         told["bytes"] = shard.out.stat().st_size
         if as_json:
@@ -96,18 +104,27 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def merge(
-    traces: Annotated[list[Path], typer.Argument(help="Traces of disjoint prompts, made with the same settings.")],
-    out: Annotated[Path, typer.Option(help="The merged trace, a Parquet file.")],
+    traces: Annotated[
+        list[Path],
+        typer.Argument(help="Traces of disjoint prompts, or rounds of treespec bench, of the same settings."),
+    ],
+    out: Annotated[Path, typer.Option(help="The merged trace, a Parquet file; or rounds, if it ends with .jsonl.")],
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Put traces that several processes recorded into one, in the prompts' order.
+    """Put traces that several processes recorded into one, in the prompts' order; or rounds of a benchmark.
 
     Example: treespec merge t.rank0-of-2.parquet t.rank1-of-2.parquet --out t.parquet
     """
     from treespec.trace import merge as run
 
     writable(out, force)
+    if out.suffix == ".jsonl":
+        from treespec.bench import merge_rounds
+
+        rounds = merge_rounds(traces, out)
+        print(json.dumps({"out": str(out), "rounds": rounds})) if as_json else print(f"{out}: {rounds} rounds")
+        return
     infos = run(traces, out, force)
     told = {"out": str(out), "prompts": len(infos), "positions": sum(p.positions for p in infos)}
     print(json.dumps(told)) if as_json else print("{out}: {prompts} prompts, {positions:,} positions".format(**told))

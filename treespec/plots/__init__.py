@@ -1,6 +1,7 @@
 """Pure figures: rows, trees and traces to plotly figures, usable without widgets or a notebook. ``treespec[lab]``."""
 
 from treespec.plots.costs import cost_figure, frontier_figure, time_figure
+from treespec.plots.steps import step_figure
 from treespec.plots.tables import figure_html, table_html
 from treespec.plots.texts import entropy_figure, token_texts
 from treespec.plots.trees import tree_figure
@@ -10,6 +11,7 @@ __all__ = [
     "entropy_figure",
     "figure_html",
     "frontier_figure",
+    "step_figure",
     "table_html",
     "time_figure",
     "token_texts",

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 from treespec.cost import CostCurve, CostModel, load_cost, shipped
 from treespec.files import read_json
 from treespec.marks import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, Mark, strategy_mark
-from treespec.plots.style import INK, Parts, axis, figure, look, note, safe
+from treespec.plots.style import INK, Parts, axis, figure, hatched, look, note, safe
 from treespec.tune import pareto
 
 Row = Mapping[str, Any]  # as treespec.scoring.Score.row, treespec.table, treespec.tune and treespec.compare name them
@@ -288,15 +288,11 @@ def time_parts(rows: Sequence[Row], *, title: str = WHERE, width: int = 620, hei
             "x": [p[phase] for p in parts],
             "y": list(range(len(rows))),
             "width": 0.62,
-            "marker": {
-                "color": colour,
-                "line": {"width": 0},
-                "pattern": {"shape": shape, "size": 6, "solidity": 0.25, "fgcolor": "#ffffff", "fillmode": "overlay"},
-            },
+            "marker": hatched(*PHASES[phase]),
             "hovertext": [f"{name}: {phase} {p[phase]:.2f} ms of a step" for name, p in zip(names, parts)],
             "hoverinfo": "text",
         }
-        for phase, (colour, shape) in PHASES.items()
+        for phase in PHASES
     ]
     totals = [sum(p.values()) for p in parts]
     said = [f" {t / row['tokens_per_step']:.1f} ms a token: {row['speedup']:.2f}×" for t, row in zip(totals, rows)]

@@ -53,6 +53,12 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
     return {**base, **({"title": {"text": safe(title), "standoff": 8}} if title else {}), **more}
 
 
+def hatched(colour: str, shape: str) -> dict[str, Any]:
+    """A bar's marker: a colour, and a pattern over it, so that nobody has to tell colours apart."""
+    pattern = {"shape": shape, "size": 6, "solidity": 0.25, "fgcolor": "#ffffff", "fillmode": "overlay"}
+    return {"color": colour, "line": {"width": 0}, "pattern": pattern}
+
+
 def figure(parts: Parts) -> go.Figure:
     """A figure of traces and layout."""
     return go.Figure(*parts)

@@ -1,8 +1,9 @@
 """Traces: recorded supertrees of a draft along a target's text, and exact replay of any policy on them."""
 
+from treespec.trace.explain import Explained, explain
 from treespec.trace.record import Sampling, record
 from treespec.trace.replay import Replay, replay
 from treespec.trace.schema import Caps, PromptInfo
 from treespec.trace.store import Trace, merge
 
-__all__ = ["Caps", "PromptInfo", "Replay", "Sampling", "Trace", "merge", "record", "replay"]
+__all__ = ["Caps", "Explained", "PromptInfo", "Replay", "Sampling", "Trace", "explain", "merge", "record", "replay"]

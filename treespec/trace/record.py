@@ -29,6 +29,7 @@ from treespec.errors import TraceError
 from treespec.files import write_whole
 from treespec.model import TreeModel
 from treespec.pairs import Pair, chat_ids
+from treespec.peers import peers
 from treespec.policies.base import number, whole
 from treespec.prompts import Prompt
 from treespec.trace.schema import COLUMNS, MOST, Caps, PromptInfo, read_file, write_groups
@@ -109,9 +110,16 @@ def record(
     drafter = make_drafter(pair.draft, owner)
     if drafter is None:
         raise TraceError("a trace holds what a draft guesses: give a draft, e.g. --draft ngram")
-    everything = describe(pair, drafter, prompts, sampling, caps, about)
     numbers = list(range(len(prompts)) if share is None else share)
+    together = peers() if owner.divided else None
+    if together is not None and not together.leads:
+        for i in together.send(None)[:, 0].long().tolist():
+            write_text(pair, prompts[i], sampling, Tape())
+        return []
+    everything = describe(pair, drafter, prompts, sampling, caps, about)
     with _Parts(Path(out), everything, force) as parts:
+        if together is not None:
+            together.send(torch.tensor([[i] for i in numbers if not parts.has(i)]).view(-1, 1))
         for done, i in enumerate(numbers):
             if progress is not None:
                 progress(done, len(numbers), prompts[i].id)
@@ -162,11 +170,7 @@ def record_prompt(
 ) -> tuple[PromptInfo, pa.Table]:
     """One prompt's rows: the target writes, then the drafter guesses along its text."""
     tape = FeatureTape() if hasattr(type(drafter), "read") else Tape()
-    ids = chat_ids(pair.tokenizer, prompt.turns[:1])
-    decoding = start(pair.target, tape, ids, policy=Bottomless(), tokenizer=pair.tokenizer, **sampling.options())
-    for _ in decoding:
-        pass
-    text = decoding.sequences[0, len(ids) :].tolist()
+    ids, text = write_text(pair, prompt, sampling, tape)
     info = PromptInfo(index, prompt.id, prompt.category, len(ids), len(text), text[-1])
     with torch.no_grad():
         groups = [
@@ -178,6 +182,15 @@ def record_prompt(
     columns = {name: np.concatenate([g[name] for g in groups]) for name in groups[0]}
     size = len(columns["node"])
     return info, pa.table({"prompt": [prompt.id] * size, **columns}).select(COLUMNS.names).cast(COLUMNS)
+
+
+def write_text(pair: Pair, prompt: Prompt, sampling: Sampling, tape: Tape) -> tuple[list[int], list[int]]:
+    """The prompt's ids and what the target writes; the tape keeps what a drafter would have seen."""
+    ids = chat_ids(pair.tokenizer, prompt.turns[:1])
+    decoding = start(pair.target, tape, ids, policy=Bottomless(), tokenizer=pair.tokenizer, **sampling.options())
+    for _ in decoding:
+        pass
+    return ids, decoding.sequences[0, len(ids) :].tolist()
 
 
 def _rows(tree: TokenTree, offered: list[int], position: int, room: int, following: list[int]) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ side by side; it is replayed one step after the other, with the seconds that the
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,7 @@ class Replay:
         grown: ``[S]`` the trees.
         verify, draft: ``[S]`` seconds of the target's forward and of the draft's; None without a cost model.
         plain, overhead: seconds of a step of plain decoding, and of a step outside both models' forwards.
+        policies: ``[S]`` the policy as it was at every step, if it adapts; else empty.
     """
 
     trace: Trace
@@ -52,6 +53,7 @@ class Replay:
     draft: np.ndarray | None = None
     plain: float = 0.0
     overhead: float = 0.0
+    policies: list[Policy] = field(default_factory=list)
 
     @functools.cached_property
     def steps(self) -> pd.DataFrame:
@@ -172,7 +174,7 @@ def _walk(tokens: np.ndarray) -> np.ndarray:
 
 def _adaptive(trace: Trace, policy: Policy, cost: CostModel) -> Replay:
     """One step after the other; every text begins with the policy as it was given."""
-    rows, tokens, parts = [], [], []
+    rows, tokens, parts, states = [], [], [], []
     at, prompt, current = 0, -1, policy
     while at < len(trace):
         if trace.prompt[at] != prompt:
@@ -180,13 +182,14 @@ def _adaptive(trace: Trace, policy: Policy, cost: CostModel) -> Replay:
         grown = regrow(trace.index, torch.tensor([at]), current)
         emitted = min(int(grown.accepted) + 1, int(trace.left[at]))
         verify = cost.verify(int(grown.nodes))
+        states.append(current)
         seconds = verify + sum(cost.draft(w) for w in grown.widths[0].tolist() if w) + cost.overhead
         current = current.after_step(Observation(emitted, int(grown.nodes), seconds, verify))
         rows.append(at)
         tokens.append(emitted)
         parts.append(grown)
         at += emitted
-    return Replay(trace, policy, np.array(rows), np.array(tokens), Grown.stack(parts))
+    return Replay(trace, policy, np.array(rows), np.array(tokens), Grown.stack(parts), policies=states)
 
 
 def _priced(out: Replay, cost: CostModel) -> Replay:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from treespec.launch import world
 
 
 @dataclass(frozen=True)
@@ -27,24 +28,29 @@ class Shard:
     out: Path
 
 
+def own_file(out: Path, number: int, processes: int) -> Path:
+    """The file of one process: ``T.rank0-of-2.parquet`` for ``T.parquet``; ``out`` itself where there is one only."""
+    return out if processes < 2 else out.with_name(f"{out.stem}.rank{number}-of-{processes}{out.suffix}")
+
+
 @contextmanager
-def launched(count: int, out: Path) -> Iterator[Shard]:
+def launched(count: int, out: Path, share: bool = True) -> Iterator[Shard]:
     """The share of this process under ``torchrun`` or ``accelerate launch``; everything where nobody launched it.
 
     Args:
         count: prompts in all.
         out: the file of a recording by one process.
+        share: False where the processes work on every prompt together.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    if world() < 2 or not share:
         yield Shard(0, 1, list(range(count)), out)
         return
     from accelerate import PartialState
 
     state = PartialState(cpu=not torch.cuda.is_available())
-    rank, world = state.process_index, state.num_processes
+    number, processes = state.process_index, state.num_processes
     try:
         with state.split_between_processes(list(range(count))) as numbers:
-            name = f"{out.stem}.rank{rank}-of-{world}{out.suffix}"
-            yield Shard(rank, world, list(numbers), out.with_name(name))
+            yield Shard(number, processes, list(numbers), own_file(out, number, processes))
     finally:
         state.destroy_process_group()

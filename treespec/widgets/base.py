@@ -22,7 +22,7 @@ DELAY = 0.2  # seconds without another change before a debounced callback runs
 PATIENCE = 60.0  # seconds that close() waits for a job to come to its next stopping place
 ALERT = "border-left:4px solid #D55E00;padding:.3em .8em;margin:.3em 0;white-space:pre-wrap"
 
-Work = Callable[[], None]
+Work = Callable[[], object]
 
 
 class Job:
@@ -238,6 +238,12 @@ class Panel(ipywidgets.VBox):
                 part.close()
             super().close()
         _forget(self)
+
+
+def heading(question: str) -> ipywidgets.HTML:
+    """A question over a part of a panel, as figures have theirs."""
+    style = "font:600 15px system-ui,sans-serif;margin:.5em 0 .2em;line-height:1.3"
+    return ipywidgets.HTML(f'<div style="{style}">{escape(question)}</div>')
 
 
 def error_html(error: BaseException) -> str:

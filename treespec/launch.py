@@ -1,0 +1,74 @@
+"""Several processes, one launch: who am I, is a model divided among us, and what is said when one of us is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from treespec.errors import PeerError
+
+# what gloo and NCCL say when the other side has gone
+LOST = ("closed by peer", "reset by peer", "NCCL", "ProcessGroup", "Broken pipe", "timed out", "Timed out", "gloo")
+
+
+def world() -> int:
+    """Processes of this launch; 1 where nobody launched several."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def rank() -> int:
+    """The number of this process; the first is 0."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def is_divided(model: Any) -> bool:
+    """Whether a model's weights are divided among processes."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(p, DTensor) for p in model.parameters())
+
+
+def lost(error: Exception) -> bool:
+    """Whether an error of a joint forward says that another process is gone."""
+    return dist.is_available() and dist.is_initialized() and any(word in str(error) for word in LOST)
+
+
+def peer_error(error: Exception | None = None) -> PeerError:
+    """What is said when another process is gone."""
+    reason = f" ({str(error).strip().splitlines()[0][:120]})" if error and str(error).strip() else ""
+    return PeerError(
+        f"process {rank()} of {world()} stops: another process of the launch has ended and with it a part of the target"
+        f"{reason}; look for that one's message, then start the same command again"
+    )
+
+
+def end_with_the_others() -> None:
+    """Let the launcher's signal, sent when another process has failed, end this one with a sentence."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise peer_error()
+
+    signal.signal(signal.SIGTERM, stop)
+
+
+def own_device() -> str:
+    """The device of a process that works alone on its share: its own GPU, or the CPU."""
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+
+
+def follow_quietly() -> None:
+    """Let the first process speak: nothing goes to stdout from here on."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+
+
+def leave() -> None:
+    """Leave the group of processes, if there is one, without a word."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
