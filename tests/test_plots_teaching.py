@@ -70,6 +70,7 @@ def test_bars_write_their_values_and_reach_over_their_intervals():
     assert bar.marker.color[1] == STRATEGIES["dynamic"].colour
     assert [(note.text, note.x) for note in fig.layout.annotations] == [("2", 3.0), ("1", 1.1), ("plain", 1.0)]
     assert fig.layout.xaxis.range[1] > 3.0
+    assert fig.layout.annotations[2].yanchor == "bottom"  # above the bars, not on the first
 
 
 def test_bars_of_nothing_but_zero_have_an_axis():

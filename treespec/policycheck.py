@@ -24,7 +24,8 @@ from treespec.policies.base import Frontier
 from treespec.scoring import priced, score
 from treespec.search import TRUNCATED
 from treespec.trace import Trace, replay
-from treespec.trace.regrow import Grown, regrow
+from treespec.trace.grown import Grown
+from treespec.trace.regrow import regrow
 from treespec.tree import Reason
 from treespec.verify import Match
 

@@ -183,7 +183,8 @@ def _across(fig: go.Figure, along: str, value: float, text: str, dash: str = "so
     at = float(np.log10(value)) if fig.layout[f"{along}axis"].type == "log" else value
     ends = {f"{along}0": value, f"{along}1": value, f"{other}0": 0, f"{other}1": 1, f"{other}ref": "paper"}
     fig.add_shape(type="line", line={"color": INK, "dash": dash, "width": 2 if dash == "dot" else 1}, **ends)
-    corner = {"xanchor": "left", "yanchor": "top", "xshift": 3}
+    bars = any(trace.type == "bar" for trace in fig.data)  # a name would lie on the first of them
+    corner = {"xanchor": "left", "yanchor": "bottom" if bars else "top", "xshift": 3}
     if along == "y":
         corner = {"xanchor": "right", "yanchor": "bottom"}
     place = {along: at, other: 1, f"{other}ref": "paper", **corner}
