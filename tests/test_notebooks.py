@@ -33,8 +33,9 @@ PROMISES = {
     ],
     "03_from_tree_to_mask.ipynb": [
         "'off' is at position 103; you guessed 108",
-        "25 of 81 pairs are visible; a plain causal mask would show 45",
+        "26 of 81 pairs are visible; a plain causal mask would show 45",
         "wrong scores at 0% of the nodes, another first choice at 0%",
+        "(a) positions by slot        wrong scores at 78% of the nodes, another first choice at 33%",
         "4×4: 1024 tokens instead of 340",
         "kept slots [0, 2, 5, 8]",
     ],
