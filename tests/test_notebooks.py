@@ -54,6 +54,8 @@ PROMISES = {
     "07_strategies_compared.ipynb": [
         "one draft forward: at least 3.15 ms = 6.42 GB over 2.04 TB/s",
         "NOT possible",
+        "claimed order:    D > C > A > B",
+        "order, one GPU:   D > C > B > A",
         "'D is the best': {'this machine (CPU)':",
         "You said D at the measured costs; it is",
     ],
