@@ -48,7 +48,7 @@ PROMISES = {
     "05_lossless.ipynb": [
         "throughput   identical to transformers' generate: yes",
         "traversal with dynamic: refused.",
-        "coupled  the same text under plain, linear, dynamic and best-first? yes",
+        "coupled  the same text under plain, linear and uniform? yes",
         "The biased rule is caught at",
     ],
     "07_strategies_compared.ipynb": [
