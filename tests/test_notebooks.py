@@ -19,6 +19,66 @@ PROMISES = {
         "You guessed",
     ],
     "06_the_explorer.ipynb": ["1 + accepted:", "best τ of these:", "Judged on this recording"],
+    "01_why_guess.ipynb": [
+        "formula 2.383, 200,000 drawn chains 2.38",
+        "Judged: the rule is as quoted;",
+        "Judged: 'breaks the shackles'",
+        "You guessed 4 for the measured costs.",
+    ],
+    "02_topology_explosion.ipynb": [
+        "formula = nodes grown, for 16 shapes; 4×3: 120  4×4: 340",
+        "5 levels of 4: 1364; you guessed 500",
+        "one token 24.5 ms (the article measured 24.5), n* = 134 tokens",
+        "if reading and arithmetic overlap: 25% of the A100's peak",
+        "as the package's own replay says",
+    ],
+    "03_from_tree_to_mask.ipynb": [
+        "'off' is at position 103; you guessed 108",
+        "26 of 81 pairs are visible; a plain causal mask would show 45",
+        "wrong scores at 0% of the nodes, another first choice at 0%",
+        "(a) positions by slot        wrong scores at 78% of the nodes, another first choice at 33%",
+        "4×4: 1024 tokens instead of 340",
+        "kept slots [0, 2, 5, 8]",
+    ],
+    "04_the_pruner.ipynb": [
+        "no child is likelier than its parent",
+        "enumerated 3.1816659 tokens per step, 1 + ΣP over the kept nodes = 3.1816659",
+        "2.0 bits at depth 3: 3 children; you guessed 2",
+        "As published, the pruner gives up at the root in",
+    ],
+    "05_lossless.ipynb": [
+        "throughput   identical to transformers' generate: yes",
+        "traversal with dynamic: refused.",
+        "coupled  the same text under plain, linear and uniform? yes",
+        "The biased rule is caught at",
+    ],
+    "07_strategies_compared.ipynb": [
+        "one draft forward: at least 3.15 ms = 6.42 GB over 2.04 TB/s",
+        "NOT possible",
+        "claimed order:    D > C > A > B",
+        "order, one GPU:   D > C > B > A",
+        "'D is the best': {'this machine (CPU)':",
+        "You said D at the measured costs; it is",
+    ],
+    "08_what_is_optimal.ipynb": [
+        "for every size the best tree is the most probable nodes",
+        "Calibration error",
+        "Judged: 'the core weapon'",
+        "of the hindsight bound",
+    ],
+    "09_your_own_models.ipynb": [
+        "replayed steps equal the live ones, token for token and node for node? yes",
+        "recommended:",
+        "tokens per step: predicted",
+        "--- sglang",
+        "temporary files removed",
+    ],
+    "11_write_your_own_pruner.ipynb": [
+        "Overdrawn: NOT SOUND: the budget holds",
+        "Contrarian: NOT SOUND: the likelier of two siblings is kept first",
+        "Forgetful: NOT SOUND:",
+        "you guessed 0.95; it is",
+    ],
 }
 # outputs of these kinds, at least so many
 PICTURES = {
@@ -32,6 +92,15 @@ PICTURES = {
         "pruned: too deep": 1,
     },
     "06_the_explorer.ipynb": {"vnd.plotly": 1, "widget-view+json": 1, "<table": 1},
+    "01_why_guess.ipynb": {"vnd.plotly": 7},
+    "02_topology_explosion.ipynb": {"vnd.plotly": 6, "<svg": 1},
+    "03_from_tree_to_mask.ipynb": {"vnd.plotly": 4, "<svg": 1, "widget-view": 1},
+    "04_the_pruner.ipynb": {"vnd.plotly": 6, "<svg": 2, "pruned: too deep": 1},
+    "05_lossless.ipynb": {"vnd.plotly": 3, "widget-view": 1},
+    "07_strategies_compared.ipynb": {"vnd.plotly": 6, "treespec-article": 3},
+    "08_what_is_optimal.ipynb": {"vnd.plotly": 8, "<svg": 1},
+    "09_your_own_models.ipynb": {"vnd.plotly": 3},
+    "11_write_your_own_pruner.ipynb": {"vnd.plotly": 2, "✓ pass": 1},
 }
 
 each = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)

@@ -70,6 +70,7 @@ def test_bars_write_their_values_and_reach_over_their_intervals():
     assert bar.marker.color[1] == STRATEGIES["dynamic"].colour
     assert [(note.text, note.x) for note in fig.layout.annotations] == [("2", 3.0), ("1", 1.1), ("plain", 1.0)]
     assert fig.layout.xaxis.range[1] > 3.0
+    assert fig.layout.annotations[2].yanchor == "bottom"  # above the bars, not on the first
 
 
 def test_bars_of_nothing_but_zero_have_an_axis():
@@ -77,9 +78,11 @@ def test_bars_of_nothing_but_zero_have_an_axis():
     assert fig.layout.xaxis.range[1] > 0
 
 
-def test_reliability_leaves_out_empty_bins():
-    found = Reliability(np.array([4, 0, 16]), np.array([0.1, np.nan, 0.9]), np.array([0.2, np.nan, 0.7]), 0.16)
+def test_reliability_leaves_out_empty_and_tiny_bins():
+    found = Reliability(
+        np.array([40, 0, 3, 160]), np.array([0.1, np.nan, 0.5, 0.9]), np.array([0.2, np.nan, 0.0, 0.7]), 0.16
+    )
     diagonal, line = reliability_figure("?", {"all": found}).data
     assert (list(diagonal.x), list(diagonal.y)) == ([0, 1], [0, 1])
-    assert (list(line.x), list(line.y), list(line.customdata)) == ([0.1, 0.9], [0.2, 0.7], [4, 16])
+    assert (list(line.x), list(line.y), list(line.customdata)) == ([0.1, 0.9], [0.2, 0.7], [40, 160])
     assert line.marker.size[1] == 20 > line.marker.size[0]

@@ -21,6 +21,7 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "triangle-down")
 FEW = 40  # points that get a mark each
 LEGEND = 30  # pixels above the figure
 BAR = 32  # pixels per bar
+ENOUGH = 20  # children of a bin whose share is worth a mark
 Line = tuple[Sequence[float], Sequence[float]]
 
 
@@ -183,7 +184,8 @@ def _across(fig: go.Figure, along: str, value: float, text: str, dash: str = "so
     at = float(np.log10(value)) if fig.layout[f"{along}axis"].type == "log" else value
     ends = {f"{along}0": value, f"{along}1": value, f"{other}0": 0, f"{other}1": 1, f"{other}ref": "paper"}
     fig.add_shape(type="line", line={"color": INK, "dash": dash, "width": 2 if dash == "dot" else 1}, **ends)
-    corner = {"xanchor": "left", "yanchor": "top", "xshift": 3}
+    bars = any(trace.type == "bar" for trace in fig.data)  # a name would lie on the first of them
+    corner = {"xanchor": "left", "yanchor": "bottom" if bars else "top", "xshift": 3}
     if along == "y":
         corner = {"xanchor": "right", "yanchor": "bottom"}
     place = {along: at, other: 1, f"{other}ref": "paper", **corner}
@@ -195,14 +197,15 @@ def reliability_figure(title: str, groups: Mapping[str, Reliability]) -> go.Figu
 
     Args:
         title: the question that the figure answers.
-        groups: name -> what :func:`treespec.reliability.reliability` found; a mark's area grows with its children.
+        groups: name -> what :func:`treespec.reliability.reliability` found; a mark's area grows with its
+            children, and a bin of fewer than 20 has none.
     """
     fig = _figure(title, 430)
     line = {"color": INK, "dash": "dash", "width": 1}
     fig.add_scatter(x=[0, 1], y=[0, 1], mode="lines", line=line, name="true to its word", hoverinfo="skip")
     most = max((float(found.count.max()) for found in groups.values()), default=1.0)
     for i, (name, found) in enumerate(groups.items()):
-        there = found.count > 0
+        there = found.count >= ENOUGH
         size = 5 + 15 * np.sqrt(found.count[there] / most)
         fig.add_scatter(
             x=found.predicted[there],
