@@ -144,7 +144,27 @@ def model_needs(name: str, dtype: str) -> Needs:
         InputError: if there is no such model or dtype.
         UnsupportedModelError: if it is no decoder-only language model.
     """
-    return _needs(name, load_config(name), dtype)
+    file = _config_file(name)
+    if file is None or not file.is_file():
+        config = load_config(name)
+        return _needs(name, config, dtype, empty_model(config))
+    config, model = _remembered(name, str(file), file.stat().st_mtime_ns)
+    return _needs(name, config, dtype, model)
+
+
+@lru_cache(maxsize=8)
+def _remembered(name: str, file: str, changed: int) -> tuple[Any, Any]:
+    """A config on this disk and its empty model, built once for each state of the file: a 70B takes seconds."""
+    config = load_config(name)
+    return config, empty_model(config)
+
+
+def _config_file(name: str) -> Path | None:
+    """The file that a name's config is read from, if it is on this disk."""
+    if name == "smollm2" or name.endswith(".gguf"):
+        return None
+    shape = data_dir() / "configs" / f"{name.lower()}.json"
+    return shape if shape.is_file() else Path(name) if name.endswith(".json") else Path(name) / "config.json"
 
 
 def load_config(name: str) -> Any:
@@ -175,8 +195,7 @@ def load_config(name: str) -> Any:
         ) from None
 
 
-def _needs(name: str, config: Any, dtype: str) -> Needs:
-    model = empty_model(config)
+def _needs(name: str, config: Any, dtype: str, model: Any) -> Needs:
     text = config.get_text_config(decoder=True)
     precision = Precision.of(config, dtype)
     blocks = _blocks(model, text)
