@@ -7,7 +7,6 @@ own cache says how many bytes a cached token takes in each layer.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -90,10 +89,11 @@ class Needs:
     @property
     def by_dtype(self) -> dict[str, float]:
         """Weight bytes by dtype."""
-        total: Counter[str] = Counter()
+        total: dict[str, float] = {}
         for part in self.parts:
-            total.update(dict(part.by_dtype))
-        return dict(total)
+            for kind, size in part.by_dtype:
+                total[kind] = total.get(kind, 0.0) + size
+        return total
 
     @property
     def cache_bytes(self) -> float:
@@ -299,12 +299,12 @@ def _part(
     tied_to: str = "",
 ) -> Part:
     parameters, total, sharded = 0, 0.0, 0.0
-    by_dtype: Counter[str] = Counter()
+    by_dtype: dict[str, float] = {}
     for full, tensor in tensors:
         kind, size = precision.of_tensor(full, tensor, model)
         parameters += tensor.numel() if isinstance(tensor, nn.Parameter) else 0
         total += size
-        by_dtype[kind] += size
+        by_dtype[kind] = by_dtype.get(kind, 0.0) + size
         sharded += size if _is_sharded(full, plan) else 0.0
     return Part(name, parameters, total, cache, sharded, tied_to, tuple(by_dtype.items()))
 
