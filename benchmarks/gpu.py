@@ -1,8 +1,8 @@
 """Everything that needs a GPU, in one command for any machine with one: equality, then what a verification costs.
 
 First the ``gpu`` tests; then T_verify(n) for n = 1 to 512 on Llama shapes of 1B and 8B, built from their configs with
-random weights: what a forward costs does not depend on them. The curve of the larger shape goes into ``data/costs`` with
-the machine's fingerprint. It is made to take less than eight minutes and stops measuring when they are over.
+random weights: what a forward costs does not depend on them. The curve of the larger shape goes to ``--out`` with the
+machine's fingerprint. It is made to take less than eight minutes and stops measuring when they are over.
 
 It has not been run on a GPU yet: this project's machines have none. Without one it says so and does nothing.
 

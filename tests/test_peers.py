@@ -66,6 +66,7 @@ def test_two_processes_write_what_one_does_for_every_policy_rule_and_draft(folde
     done = launch("texts", folder)
     assert done.returncode == 0, done.stderr[-3000:]
     first, second = (json.loads((folder / f"texts.{i}.json").read_text()) for i in range(2))
+    shares = first.pop("shares"), second.pop("shares")
     assert first == second, "the processes were not in step"
     for draft in ("draft", "self", "ngram", "head"):
         name = str(folder / draft) if draft in ("draft", "head") else draft
@@ -77,7 +78,7 @@ def test_two_processes_write_what_one_does_for_every_policy_rule_and_draft(folde
     linear = ranks.RUNS.index(("linear:gamma=3", dict(do_sample=False)))
     assert first["self"][linear]["steps"] < 7, "no tree was followed"
     whole = sum(p.numel() for p in build("llama").parameters())
-    assert 0 < sum(first["shares"]) < 0.6 * whole, "the target was not divided"
+    assert all(0 < sum(share) < 0.6 * whole for share in shares), "the target was not divided"
 
 
 def test_commands_under_torchrun_print_and_write_once(folder):

@@ -170,6 +170,6 @@ def _packed(tree: TokenTree) -> Tensor:
 
 def _unpacked(table: Tensor) -> TokenTree:
     columns = dict(zip((*INTS, *FLOATS), table.unbind(-1)))
-    ints = {name: columns[name].long() for name in INTS}
-    ints["reason"] = ints["reason"].to(torch.uint8)
-    return TokenTree(**ints, **{name: columns[name].float() for name in FLOATS})
+    token, parent, depth, rank, reason = (columns[name].long() for name in INTS)
+    logp, log_path, entropy = (columns[name].float() for name in FLOATS)
+    return TokenTree(token, parent, depth, logp, log_path, entropy, rank, reason.to(torch.uint8))

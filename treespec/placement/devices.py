@@ -134,7 +134,8 @@ def chosen_devices(names: str) -> list[Device]:
     missing = [n for n in asked if n not in here]
     if missing or not asked:
         there = ", ".join(n for n in here if n != "disk")
-        raise InputError(f"there is no device {', '.join(missing) or names!r} on this machine; there is {there}")
+        wanted = ", ".join(missing) or repr(names)
+        raise InputError(f"there is no device {wanted} on this machine; there is {there}")
     return [here[n] for n in dict.fromkeys(asked)]
 
 

@@ -55,7 +55,8 @@ def load_weights(
         InputError: if there is no such model or device, or the map splits tied weights.
         OutOfMemoryError: saying what was allocated and what to lower.
     """
-    where, options = source(name)
+    where, file = source(name)
+    options: dict[str, Any] = {**file}
     if tensor_parallel:
         options["distributed_config"] = _divided(name)
     elif device_map is not None:

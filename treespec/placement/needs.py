@@ -7,7 +7,6 @@ own cache says how many bytes a cached token takes in each layer.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -90,10 +89,11 @@ class Needs:
     @property
     def by_dtype(self) -> dict[str, float]:
         """Weight bytes by dtype."""
-        total: Counter[str] = Counter()
+        total: dict[str, float] = {}
         for part in self.parts:
-            total.update(dict(part.by_dtype))
-        return dict(total)
+            for kind, size in part.by_dtype:
+                total[kind] = total.get(kind, 0.0) + size
+        return total
 
     @property
     def cache_bytes(self) -> float:
@@ -144,7 +144,27 @@ def model_needs(name: str, dtype: str) -> Needs:
         InputError: if there is no such model or dtype.
         UnsupportedModelError: if it is no decoder-only language model.
     """
-    return _needs(name, load_config(name), dtype)
+    file = _config_file(name)
+    if file is None or not file.is_file():
+        config = load_config(name)
+        return _needs(name, config, dtype, empty_model(config))
+    config, model = _remembered(name, str(file), file.stat().st_mtime_ns)
+    return _needs(name, config, dtype, model)
+
+
+@lru_cache(maxsize=8)
+def _remembered(name: str, file: str, changed: int) -> tuple[Any, Any]:
+    """A config on this disk and its empty model, built once for each state of the file: a 70B takes seconds."""
+    config = load_config(name)
+    return config, empty_model(config)
+
+
+def _config_file(name: str) -> Path | None:
+    """The file that a name's config is read from, if it is on this disk."""
+    if name == "smollm2" or name.endswith(".gguf"):
+        return None
+    shape = data_dir() / "configs" / f"{name.lower()}.json"
+    return shape if shape.is_file() else Path(name) if name.endswith(".json") else Path(name) / "config.json"
 
 
 def load_config(name: str) -> Any:
@@ -175,8 +195,7 @@ def load_config(name: str) -> Any:
         ) from None
 
 
-def _needs(name: str, config: Any, dtype: str) -> Needs:
-    model = empty_model(config)
+def _needs(name: str, config: Any, dtype: str, model: Any) -> Needs:
     text = config.get_text_config(decoder=True)
     precision = Precision.of(config, dtype)
     blocks = _blocks(model, text)
@@ -280,12 +299,12 @@ def _part(
     tied_to: str = "",
 ) -> Part:
     parameters, total, sharded = 0, 0.0, 0.0
-    by_dtype: Counter[str] = Counter()
+    by_dtype: dict[str, float] = {}
     for full, tensor in tensors:
         kind, size = precision.of_tensor(full, tensor, model)
         parameters += tensor.numel() if isinstance(tensor, nn.Parameter) else 0
         total += size
-        by_dtype[kind] += size
+        by_dtype[kind] = by_dtype.get(kind, 0.0) + size
         sharded += size if _is_sharded(full, plan) else 0.0
     return Part(name, parameters, total, cache, sharded, tied_to, tuple(by_dtype.items()))
 

@@ -86,7 +86,7 @@ def _place(target: Needs, draft: Needs, devices: Sequence[Device], load: Load, e
     extra[target.head] = extra.get(target.head, 0.0) + target.logits(load.nodes)
     if draft.kind == "none":
         found = split(target, extra, devices, room, even=even)
-        return found and _filled(target, draft, devices, load, found, "")
+        return None if found is None else _filled(target, draft, devices, load, found, "")
     size = load.beside(draft)
     second = None
     for d in dict.fromkeys([compute[0], compute[-1], *compute[1:4]]):  # the head's device is the first or the last

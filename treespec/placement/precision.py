@@ -80,7 +80,7 @@ class Precision:
             share = DOUBLE_BITS if said.get("bnb_4bit_use_double_quant") else 32 / BLOCK_4BIT
             return cls("bitsandbytes 4 bits", width, 4.0, share, kept)
         if method in ("gptq", "awq", "auto-round"):
-            bits, group = float(said.get("bits", said.get("w_bit", 4))), int(said.get("group_size", 128))
+            bits, group = float(said.get("bits") or said.get("w_bit") or 4), int(said.get("group_size", 128))
             return cls(f"{method} {bits:.0f} bits", width, bits, (16 + bits) / group if group > 0 else 0.0, kept)
         if method in ("fp8", "fbgemm_fp8"):
             return cls("fp8", width, 8.0, 0.0, kept)
