@@ -78,6 +78,7 @@ PROMISES = {
         "Contrarian: NOT SOUND: the likelier of two siblings is kept first",
         "Forgetful: NOT SOUND:",
         "you guessed 0.95; it is",
+    ],
     "10_several_gpus.ipynb": [
         "formula 327,680, counted 327,680",
         "identical? yes",
