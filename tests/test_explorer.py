@@ -60,7 +60,7 @@ def ring(explorer):
 
 def drawn_nodes(explorer):
     """Nodes with a mark; the dash on a parent is a second one."""
-    shown = [t for t in explorer.figures[TREE].figure.data if t.mode == "markers" and t.name]
+    shown = [t for t in explorer.figures[TREE].figure.data if t.type == "scatter" and t.mode == "markers" and t.name]
     return sorted(int(i) for t in shown for i in (t.customdata if t.customdata is not None else ()))
 
 

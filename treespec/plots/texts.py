@@ -200,9 +200,9 @@ def _names(bands: tuple[float, float] | None, top: float) -> list[dict[str, Any]
     if bands is None:
         return []
     low, high = (min(b, top) for b in bands)
-    edges = ((0.0, low, "1 child,<br>deep"), (low, high, "a few<br>children"), (high, top, "no child"))
+    edges = ((0.0, low, "1 child"), (low, high, "a few"), (high, top, "no child"))
     return [
         note(words, x=1.0, xanchor="left", y=(a + b) / 2, yref="y", align="left", xshift=4)
         for a, b, words in edges
-        if b - a > 0.1 * top
+        if b - a > 0.06 * top
     ]

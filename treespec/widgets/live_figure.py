@@ -48,6 +48,9 @@ class LiveFigure(w.Box):
         shown.on_click(clicked)
 
     def close(self) -> None:
-        """Free the figure too."""
+        """Free the figure too, and the ipywidgets layout that plotly's own ``layout`` hides."""
+        hidden = self.figure._trait_values.get("layout")
         self.figure.close()
+        if isinstance(hidden, w.Widget):
+            hidden.close()
         super().close()

@@ -5,6 +5,7 @@ No widgets here. Every number is :func:`treespec.trace.replay`'s or :class:`tree
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import threading
 from collections import OrderedDict
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from treespec.compare import Progress
-from treespec.cost import CostCurve, CostModel
-from treespec.policies import Autoregressive, Policy
+from treespec.cost import CostCurve, CostModel, load_cost
+from treespec.errors import InputError
+from treespec.policies import POLICIES, Autoregressive, Policy
 from treespec.scoring import Score, priced
 from treespec.search import TRUNCATED
 from treespec.table import STRATEGIES, hindsight
@@ -107,7 +109,7 @@ class Study:
         found = tune(
             self.trace,
             at.cost,
-            policies,
+            self._searchable() if policies == "all" else policies,
             settings=settings,
             context=at.context,
             batch=at.batch,
@@ -123,6 +125,14 @@ class Study:
         named = [row for row in self.named if not str(row["strategy"]).startswith("best ")]
         self.named = [*named, *(row for row in best if str(row["policy"]) not in taken)]
         return found
+
+    def _searchable(self) -> list[str]:
+        """All policies; without those that take a cost model where this one has no name to be typed."""
+        try:
+            load_cost(str(self.at.cost))
+        except InputError:
+            return [n for n, kind in POLICIES.items() if not any(f.name == "cost" for f in dataclasses.fields(kind))]
+        return list(POLICIES)
 
     @property
     def settings(self) -> list[Row]:
