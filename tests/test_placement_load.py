@@ -119,12 +119,13 @@ def test_interrupted_loads_leave_nothing(folder, monkeypatch, error):
 
 
 def test_what_was_offloaded_goes_with_the_model(folder):
+    gc.collect()  # models of other tests
     before = offload_folders()
     pair = load_pair(str(folder), "none", device=placed({"model.layers.1": "disk"}))
-    assert len(offload_folders() - before) == 1
+    (own,) = offload_folders() - before
     del pair
     gc.collect()
-    assert offload_folders() == before
+    assert own not in offload_folders()
 
 
 @pytest.mark.parametrize("error", [
