@@ -69,7 +69,8 @@ def test_path_and_bonus_spell_the_text(trace):
 def test_every_reason_of_the_article_is_told(trace):
     policy = DynamicTreePruner(tau=0.03, low=0.8, high=2.2, budget=4, depth=2, deep=3)
     seen = {int(r) for row in range(len(trace)) for r in explain(trace, row, policy).tree.reason}
-    assert seen >= {Reason.KEPT, Reason.BELOW_TAU, Reason.ENTROPY_CAP} and Reason.NOT_PROPOSED not in seen
+    below = {Reason.BELOW_TAU} if trace.caps.floor < policy.tau else set()  # what was recorded at all
+    assert seen >= {Reason.KEPT, Reason.ENTROPY_CAP} | below and Reason.NOT_PROPOSED not in seen
 
 
 def test_an_adaptive_policy_is_remembered_step_by_step(trace):

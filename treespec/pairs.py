@@ -123,6 +123,8 @@ def load_pair(
     if tensor_parallel and (target == "toy" or fast != "off"):
         raise InputError("tensor parallelism is for models, and without --fast: its forwards are transformers' own")
     if target == "toy":
+        if dtype != "float32":
+            raise InputError(f"the toy is a table in float32; got dtype {dtype!r}: leave it out")
         return _toy(draft)
     if draft == "auto":
         draft = "mix" if target == "smollm2" else "ngram"

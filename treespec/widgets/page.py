@@ -54,10 +54,10 @@ class ExplorerPage(Panel):
         prompts = self.study.trace.prompts
         options = [(f"{p.id} ({p.category})", i) for i, p in enumerate(prompts) if p.positions]
         self.prompt = w.Dropdown(options=options, description="prompt", layout=w.Layout(width="260px"))
-        self.prompt.style = {"description_width": "50px"}
+        self.prompt.style.description_width = "50px"
         last = len(self.study.rows_of[self.prompt.value]) - 1
         self.position = w.IntSlider(max=last, description="position", layout=w.Layout(width="300px"))
-        self.position.style = {"description_width": "60px"}
+        self.position.style.description_width = "60px"
         small = w.Layout(width="36px")
         self.back = w.Button(description="◄", tooltip="position back, key [", layout=small)
         self.ahead = w.Button(description="►", tooltip="position ahead, key ]", layout=small)
@@ -116,7 +116,8 @@ class ExplorerPage(Panel):
 
     def close(self) -> None:
         """Free everything; the link between player and slider is no part of the page."""
-        self._link.close()
+        if hasattr(self, "_link"):  # else it was refused before there was a page
+            self._link.close()
         super().close()
 
     # --- drawing ------------------------------------------------------------------------------------------------------

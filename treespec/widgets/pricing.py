@@ -42,8 +42,8 @@ class CostControls(w.HBox):
         self.dtype = w.Dropdown(options=list(BYTES), layout=w.Layout(width="80px"), tooltip="of the weights")
         self.batch = w.BoundedIntText(batch, min=1, max=256, description="batch", layout=w.Layout(width="130px"))
         self.choice.layout.width = "230px"
-        self.choice.style = {"description_width": "40px"}
-        self.batch.style = {"description_width": "46px"}
+        self.choice.style.description_width = "40px"
+        self.batch.style.description_width = "46px"
         self._hardware = w.HBox([self.gpu, self.count, self.model, self.dtype])
         for part in (self.choice, self.gpu, self.count, self.model, self.dtype):
             part.observe(self._tell, "value")
