@@ -144,7 +144,7 @@ def test_policies_lists_names_parameters_and_sources(treespec):
     (("generate", "--prompt", "the cat", *TOY, "--rule", "magic"), "unknown acceptance rule"),
     (("generate", "--prompt", "the cat", "--target", "toy", "--draft", "none", "--policy", "linear"), "needs a draft"),
     (("generate", "--prompt", "the cat", "--target", "/no/such/folder"), "cannot load"),
-    (("generate", "--prompt", "the cat", *TOY, "--dtype", "int5"), "unknown dtype"),
+    (("generate", "--prompt", "the cat", *TOY, "--dtype", "int3"), "unknown dtype"),
     (("generate", "--prompt", "the cat", *TOY, "--dtype", "int4"), "a table in float32"),
     (("generate", "--prompt", "x", "--max-new-tokens", "0"), "max-new-tokens"),
     (("generate", "--prompt", "x", "--max-new-tokens", "many"), "max-new-tokens"),
