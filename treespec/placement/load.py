@@ -6,6 +6,7 @@ launch. Nothing of it stays behind when loading fails or is interrupted.
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 import weakref
@@ -66,7 +67,7 @@ def load_weights(
     if quantization is not None:
         options["quantization_config"] = quantization
     wide = dtype_name(dtype) if dtype_name(dtype) in FLOATS else "bfloat16"
-    with _offload_folder(device_map) as folder, one_sentence(name, device_map):
+    with _offload_folder(device_map) as folder, one_sentence(name, device_map), _quiet():
         if folder is not None:
             options["offload_folder"] = folder
         model = AutoModelForCausalLM.from_pretrained(where, dtype=getattr(torch, wide), **options)
@@ -126,6 +127,18 @@ def _where(module: str, device_map: DeviceMap) -> Any:
     while module and module not in device_map:
         module = module.rpartition(".")[0]
     return device_map.get(module)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without accelerate's warning that something was offloaded: the map says so."""
+    logger = logging.getLogger("accelerate.big_modeling")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextmanager
