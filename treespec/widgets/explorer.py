@@ -108,7 +108,8 @@ class TreeExplorer(ExplorerPage):
     def _score(self, job: Job, policy: Policy) -> None:
         self.study.replay(policy)
         if not job.stopping and policy is self._shown:
-            self.draw(self._draw_all)
+            adapted = bool(self.study.replay(policy).policies)  # then the tree is another one
+            self.draw(lambda: self._draw_all(tree=adapted))
 
     def _reposition(self) -> None:
         self.selected = None

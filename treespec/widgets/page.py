@@ -122,12 +122,16 @@ class ExplorerPage(Panel):
 
     # --- drawing ------------------------------------------------------------------------------------------------------
 
-    def _draw_all(self) -> None:
+    def _draw_all(self, tree: bool = True) -> None:
+        """Everything; without the tree where it stands already and only its place in the walk became known."""
         row = self.study.row(self._shown)
         before, self.row = self.row, {**row, "strategy": "YOU"}
         if before is not None and before["policy"] != row["policy"]:
             self.trail = [*self.trail, (step_ms(before), before["tokens_per_step"])][-TRAIL:]
-        self._draw_tree()
+        if tree:
+            self._draw_tree()
+        else:
+            self._tell()
         self._draw_text()
         self._draw_speed()
 
@@ -152,6 +156,12 @@ class ExplorerPage(Panel):
         found = self.study.explain(self._shown, self._row)
         parts = tree_parts(found.tree, bonus=found.bonus, selected=self.selected, height=TALL[TREE])
         self.figures[TREE].show(parts)
+        self._found = found
+        self._tell()
+
+    def _tell(self) -> None:
+        """What the tree on show is in the policy's walk."""
+        found = self._found
         said = self.study.place(self._shown, self._row)
         if found.truncated:
             said = f"the policy wants more here than was recorded; {said}"
