@@ -53,11 +53,11 @@ compiler:
 # Tests share the cores, one thread each; browsers, whose response is timed, come after them and have the machine alone.
 WORKERS ?= 2
 test: model chromium compiler
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not browser"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not browser"
 	@$(BIN)/python -m pytest -m browser
 
 fast: $(VENV)/.ready
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not browser"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow and not browser"
 
 lint: $(VENV)/.ready
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

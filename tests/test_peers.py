@@ -62,6 +62,7 @@ def folder(tmp_path_factory):
     return where
 
 
+@pytest.mark.slow
 def test_two_processes_write_what_one_does_for_every_policy_rule_and_draft(folder):
     done = launch("texts", folder)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -81,6 +82,7 @@ def test_two_processes_write_what_one_does_for_every_policy_rule_and_draft(folde
     assert all(0 < sum(share) < 0.6 * whole for share in shares), "the target was not divided"
 
 
+@pytest.mark.slow
 def test_commands_under_torchrun_print_and_write_once(folder):
     done = launch("commands", folder)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -101,6 +103,7 @@ def test_commands_under_torchrun_print_and_write_once(folder):
     assert not list(folder.glob("*rank*")) and not list(folder.glob("*.parts"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim, survivor", [(1, 0), (0, 1)])
 def test_a_killed_process_ends_the_others_with_a_sentence(folder, victim, survivor):
     done = launch(f"kill{victim}", folder)
