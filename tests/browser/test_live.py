@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from .conftest import PATIENCE, errors, go_dark, open_notebook, photograph, run_all
+from .conftest import PATIENCE, PICTURES, errors, go_dark, open_notebook, photograph, run_all
 
 pytestmark = pytest.mark.browser
 
@@ -72,6 +72,11 @@ def notebook(lab, page):
     return opened
 
 
+def mark(node):
+    """What is drawn of a node, above its label."""
+    return node.locator("circle, rect, path, text").first
+
+
 def button(page, name):
     return page.locator("button.jupyter-button").filter(has_text=re.compile(f"^\\s*{name}\\s*$"))
 
@@ -122,7 +127,7 @@ def test_errors_show_in_the_widget_and_a_rerun_stacks_nothing(notebook):
     alert = page.locator("[role=alert]").filter(has_text="IndexError: list index out of range")
     alert.wait_for(timeout=PATIENCE)
     assert alert.locator("details").count() == 1
-    page.screenshot(path="artefacts/live-error.png")
+    page.screenshot(path=PICTURES / "live-error.png")
 
     before = int(ask(page, "len(__import__('ipywidgets').widgets.widget._instances)"))
     page.locator(".jp-Notebook-cell.jp-CodeCell").first.locator(".cm-content").click()
@@ -138,10 +143,10 @@ def test_pointing_at_a_node_lights_its_row_and_keys_choose(notebook):
     assert rows.count() == count and nodes.count() == count
     photograph(page, "mask-light.png")
 
-    nodes.nth(4).hover()
+    mark(nodes.nth(4)).hover()
     page.locator(".treespec-mask g.row.lit[data-node='4']").wait_for(timeout=PATIENCE)
     assert page.locator(".treespec-mask .said").inner_text() == ask(page, "mask.canvas.said[4]")
-    page.screenshot(path="artefacts/mask-hover.png")
+    page.screenshot(path=PICTURES / "mask-hover.png")
     rows.nth(2).hover()
     page.wait_for_function("document.querySelectorAll('.treespec-mask .tree g.lit').length === 1", timeout=PATIENCE)
     assert [i for i, node in enumerate(nodes.all()) if "lit" in (node.get_attribute("class") or "")] == [2]
@@ -163,7 +168,7 @@ def test_sound_rules_meet_the_law_and_the_biased_one_is_found_out(notebook):
     page.get_by_text("500 texts per side: no difference to be seen").wait_for(timeout=WAIT)
     assert int(ask(page, "lab.tally.samples")) == 500
     photograph(page, "lossless-match-light.png")
-    page.locator("select").first.select_option(
+    page.locator(".jp-OutputArea-output select").first.select_option(
         label="biased: deliberately wrong: p/q tests of children that were not drawn"
     )
     page.get_by_text("nothing drawn yet").wait_for(timeout=PATIENCE)
@@ -181,6 +186,6 @@ def test_in_the_dark(notebook):
     page.get_by_text("Output identical to plain decoding:").wait_for(timeout=WAIT)
     button(page, "Draw").click()
     page.get_by_text("500 texts per side:").wait_for(timeout=WAIT)
-    page.locator(".treespec-mask .tree svg > g").nth(3).click()
+    mark(page.locator(".treespec-mask .tree svg > g").nth(3)).click()
     photograph(page, "widgets-dark.png")
     photograph(page, "widgets-dark-narrow.png", NARROW)
