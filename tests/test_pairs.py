@@ -129,10 +129,10 @@ POLICIES = [
 
 
 @pytest.mark.slow
-def test_twenty_prompts_of_32_tokens_equal_model_generate(smollm2):
+def test_sixteen_prompts_of_32_tokens_equal_model_generate(smollm2):
     """Every draft with every policy, most with the fast forward. Forty prompts were equal too, when asked for once."""
     chosen = [p for p in read_prompts(mixed_prompts()) if p.category != "long"]
-    chosen = [chosen[i * len(chosen) // 20] for i in range(20)]
+    chosen = [chosen[i * len(chosen) // 16] for i in range(16)]
     target = smollm2.target
     head, lm = (
         load_head(pairs.shipped_draft("head"), target),
@@ -141,7 +141,7 @@ def test_twenty_prompts_of_32_tokens_equal_model_generate(smollm2):
     drafts = [smollm2.draft, HeadDrafter(head), MixDrafter(head), lm]
     followed = 0
     for i, prompt in enumerate(chosen):
-        if i == 6:  # the rest with the fast forward; model.generate stays what it was
+        if i == 4:  # the rest with the fast forward; model.generate stays what it was
             assert speed_up(target, "cpu").startswith("lean forward, ")  # by the C kernel, or over packed products
         ids = torch.tensor([smollm2.prompt_ids(prompt.turns[0])])
         want = target.generate(ids, do_sample=False, max_new_tokens=32)

@@ -318,7 +318,7 @@ def test_texts_are_the_targets(tiny, traces):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", ["greedy", "coupled"])
+@pytest.mark.parametrize("sampling", ["greedy"])  # coupled held too, and is tested on tiny models
 def test_the_embedded_pair_replays_as_it_runs(tmp_path, sampling):
     """SmolLM2 and the shipped draft: the very steps, token for token and node for node."""
     pair = load_pair("smollm2", "mix")
