@@ -55,7 +55,7 @@ def test_it_opens_offline_and_draws_everything(opened, review):
     page.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
     page.wait_for_timeout(500)
     assert page.evaluate("window.hacked") is None
-    assert page.locator("img").count() == 0 and page.locator("td", has_text=NASTY).count() > 0
+    assert page.locator("img").count() == 0 and "<img" in page.locator("body").text_content()
     assert seen == {"requests": [review.as_uri()], "complaints": []}
 
 
@@ -78,7 +78,7 @@ def test_hover_tells_and_the_keyboard_unfolds(opened):
     box = bar.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.locator(".hoverlayer .hovertext").first.wait_for(timeout=10_000)
-    assert "ms of a step" in page.locator(".hoverlayer").all_inner_texts()[1] or page.locator(".hovertext").count()
+    assert "ms of a step" in page.locator(".hoverlayer .hovertext").first.text_content()
     first = page.locator("details summary").first
     first.focus()
     page.keyboard.press("Enter")
