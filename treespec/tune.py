@@ -7,7 +7,6 @@ always candidates: "do not speculate" and "a chain" are answers.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ import pandas as pd
 from treespec.compare import Progress
 from treespec.cost import CostModel, load_cost
 from treespec.errors import InputError, PolicyError
-from treespec.files import write_whole
+from treespec.files import write_json
 from treespec.policies import POLICIES, Policy
 from treespec.scoring import priced
 from treespec.search import TRUNCATED, Search
@@ -58,8 +57,7 @@ class Tuning:
 
     def save(self, path: str | Path, **more: Any) -> None:
         """Write JSON that ``treespec export`` reads; ``more`` goes in beside it."""
-        text = json.dumps({**self.as_dict(), **more}, indent=1) + "\n"
-        write_whole(Path(path), lambda temporary: temporary.write_text(text, encoding="utf-8"))
+        write_json(path, {**self.as_dict(), **more})
 
 
 def tune(
