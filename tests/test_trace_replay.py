@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import pandas as pd
 import pytest
 import torch
 from conftest import VOCAB, build
@@ -260,6 +261,16 @@ def test_every_position_agrees_and_not_only_the_visited(tiny, traces):
             alone = regrow(trace.index, torch.tensor([row]), policy)
             assert not together.at(torch.tensor([row])).differs(alone).any()
             assert bool(alone.truncated) == bool(together.truncated[row])
+
+
+@pytest.mark.parametrize("other", ["plain", "linear:gamma=3", "threshold:tau=0.3", "dynamic:tau=0.02,high=9"])
+def test_a_replay_nearby_changes_the_time_only(traces, other):
+    trace = traces("model", "greedy")
+    for spec in ("threshold:tau=0.05", "bestfirst:budget=6", "uniform:depth=3,width=2"):
+        alone, beside = replay(trace, spec), replay(trace, spec, near=replay(trace, other))
+        pd.testing.assert_frame_equal(beside.steps, alone.steps)
+        assert [beside.tree(i).parent.tolist() for i in range(5)] == [alone.tree(i).parent.tolist() for i in range(5)]
+        assert all(beside.tree(i).reason.tolist() == alone.tree(i).reason.tolist() for i in range(len(alone.rows)))
 
 
 def test_adaptive_policies_go_step_by_step(traces):

@@ -76,14 +76,13 @@ def time_parts(rows: Sequence[Row], *, title: str = WHERE, width: int = 620, hei
         showlegend=True,
         legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal", "itemclick": False},
         xaxis=axis("milliseconds per step", range=[0, room * max(totals or [1.0])]),
-        yaxis={
-            "range": [len(rows) - 0.5, -0.5],
-            "tickvals": list(range(len(rows))),
-            "ticktext": names,
-            "showgrid": False,
-            "zeroline": False,
-            "ticklen": 0,
-        },
+        yaxis=axis(
+            range=[len(rows) - 0.5, -0.5],
+            tickvals=list(range(len(rows))),
+            ticktext=names,
+            showgrid=False,
+            ticklen=0,
+        ),
     )
     return [*bars, ends], layout
 

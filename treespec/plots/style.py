@@ -51,6 +51,7 @@ def look(title: str, height: int, **more: Any) -> dict[str, Any]:
 def axis(title: str = "", **more: Any) -> dict[str, Any]:
     """An axis with faint rules."""
     base = {"gridcolor": RULE, "zeroline": False, "linecolor": RULE, "tickcolor": RULE, "automargin": False}
+    base["ticklabeloverflow"] = "allow"  # else every label is measured on every redraw
     return {**base, **({"title": {"text": safe(title), "standoff": 8}} if title else {}), **more}
 
 

@@ -140,13 +140,20 @@ def _wide(values: np.ndarray) -> type:
     return float if values.dtype.kind == "f" else int
 
 
-def replay(trace: Trace | str | Path, policy: Policy | str, cost: CostModel | str | None = None) -> Replay:
+def replay(
+    trace: Trace | str | Path,
+    policy: Policy | str,
+    cost: CostModel | str | None = None,
+    near: Replay | None = None,
+) -> Replay:
     """Replay a policy on a trace.
 
     Args:
         trace: a trace, or the file of one.
         policy: a policy or its command-line form.
         cost: a cost model, or the name or file of one; needed for seconds, and by policies that adapt to them.
+        near: a replay of a similar setting on this trace. It changes no number: the positions that it visited are
+            looked at first, and most others never, which takes about half the time.
 
     Returns:
         The steps, exact but for those marked as truncated: there the policy wanted nodes beyond the trace's caps.
@@ -159,10 +166,9 @@ def replay(trace: Trace | str | Path, policy: Policy | str, cost: CostModel | st
     policy = parse_policy(policy) if isinstance(policy, str) else policy
     cost = load_cost(cost) if isinstance(cost, str) else cost
     if policy.after_step(Observation(1, 1, 1.0, 1.0)) is policy:
-        grown = regrow(trace.index, torch.arange(len(trace)), policy)
-        tokens = np.minimum(grown.accepted.numpy() + 1, trace.left)
-        rows = _walk(tokens)
-        out = Replay(trace, policy, rows, tokens[rows], grown.at(torch.from_numpy(rows)))
+        out = _side_by_side(
+            trace, policy, near.rows if near is not None and near.trace is trace else np.arange(len(trace))
+        )
     elif cost is None:
         raise TraceError(f"{policy.spec()} adapts to the seconds of its steps: give a cost model to replay it with")
     else:
@@ -170,13 +176,37 @@ def replay(trace: Trace | str | Path, policy: Policy | str, cost: CostModel | st
     return out if cost is None else _priced(out, cost)
 
 
-def _walk(tokens: np.ndarray) -> np.ndarray:
-    """``[S]`` visited positions; a text's last step leads to the next text's first position."""
-    ahead, at, rows = tokens.tolist(), 0, []
+def _side_by_side(trace: Trace, policy: Policy, first: np.ndarray) -> Replay:
+    """The trees of the positions ``first``, then of those behind the first one that a text's walk misses."""
+    tokens, place = np.zeros(len(trace), int), np.zeros(len(trace), int)
+    parts: list[Grown] = []
+    rows, missing = first[:0], first
+    while len(missing):
+        place[missing] = sum(len(part.nodes) for part in parts) + np.arange(len(missing))
+        parts.append(regrow(trace.index, torch.from_numpy(missing), policy))
+        tokens[missing] = np.minimum(parts[-1].accepted.numpy() + 1, trace.left[missing])
+        rows, missing = _walk(trace, tokens)
+    grown = Grown.stack(parts).at(torch.from_numpy(place[rows]))
+    return Replay(trace, policy, rows, tokens[rows], grown)
+
+
+def _walk(trace: Trace, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``[S]`` visited positions, and those that have to be known (``tokens`` above 0) to walk on.
+
+    A text's last step leads to the next text's first position.
+    """
+    ahead, left, at = tokens.tolist(), trace.left.tolist(), 0
+    rows: list[int] = []
+    missing: list[int] = []
     while at < len(ahead):
-        rows.append(at)
-        at += ahead[at]
-    return np.array(rows)
+        if ahead[at]:
+            rows.append(at)
+            at += ahead[at]
+        else:
+            end = at + left[at]
+            missing += [row for row in range(at, end) if not ahead[row]]
+            at = end
+    return np.array(rows, int), np.array(missing, int)
 
 
 def _adaptive(trace: Trace, policy: Policy, cost: CostModel) -> Replay:

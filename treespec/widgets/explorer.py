@@ -20,7 +20,7 @@ from treespec.widgets.page import SPEED, TEXT, TREE, ExplorerPage
 from treespec.widgets.pricing import CostControls
 from treespec.widgets.study import Row, Study
 
-DRAG = 0.05  # seconds after a slider's last move; a redraw takes longer, so the moves meanwhile count as one
+DRAG = 0.02  # seconds after a slider's last move; a redraw takes longer, so the moves meanwhile count as one
 SETTINGS = 400  # of the recommendation
 
 

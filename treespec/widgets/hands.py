@@ -60,9 +60,15 @@ function render({ model, el }) {
 export default { render };
 """
 
+# A redrawn figure asks the page for its measures; these are then found without laying out the whole page again.
+STYLE = """
+.treespec-panel .widget-box { contain: layout style; }
+.treespec-panel .js-plotly-plot { contain: layout paint style; }
+"""
+
 
 class Hands(anywidget.AnyWidget):
-    """Keys and clipboard of the panel (CSS class ``treespec-panel``) that it is shown in.
+    """Keys, clipboard and style of the panel (CSS class ``treespec-panel``) that it is shown in.
 
     Attributes:
         listen: keys to listen to, as ``KeyboardEvent.key`` names them; not while somebody types into a text field.
@@ -72,6 +78,7 @@ class Hands(anywidget.AnyWidget):
     """
 
     _esm = SCRIPT
+    _css = STYLE
     listen = traitlets.List(traitlets.Unicode()).tag(sync=True)
     pressed = traitlets.List(["", 0]).tag(sync=True)
     clip = traitlets.List(["", 0]).tag(sync=True)

@@ -66,7 +66,8 @@ class Study:
             if spec in self._replays:
                 self._replays.move_to_end(spec)
                 return self._replays[spec]
-        found = replay(self.trace, policy, at)
+            near = next(reversed(self._replays.values()), None)
+        found = replay(self.trace, policy, at, near)
         row = Score.of(found, at).row(seed=SEED)
         row |= {"extrapolated": at.extrapolates(int(found.grown.nodes.max()))}
         with self._lock:
