@@ -1,4 +1,4 @@
-"""``make site``: the notebooks, run here, as static pages that share one plotly.js, and a page that lists them.
+"""``make site``: the notebooks, run here, as static pages that share one plotly.js; the API's pages; a list of all.
 
 nbconvert puts plotly.js into every page (5 MB each). So figures are kept as JSON and one script beside the pages draws
 them. A live control, which needs a kernel, becomes a note that says where it runs. Formulas are set by MathJax from
@@ -10,18 +10,23 @@ from __future__ import annotations
 import argparse
 import html
 import os
+import pkgutil
 import re
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import nbformat
+import pdoc
+import pdoc.render
 from jinja2.utils import htmlsafe_json_dumps
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbconvert import HTMLExporter
 from plotly.offline import get_plotlyjs
 
+import treespec
 from treespec.files import write_whole
 
 PLOTLY, WIDGET = "application/vnd.plotly.v1+json", "application/vnd.jupyter.widget-view+json"
@@ -50,7 +55,9 @@ li {{ margin: 1.1em 0; }} p {{ margin: .2em 0; opacity: .75; font-size: .95em; }
 <p>The notebooks of treespec as they ran when this was built. To move the controls, run them: <code>make lab</code>.</p>
 <ol start="0">
 {items}
-</ol></body></html>
+</ol>
+<p><a href="api/treespec.html">The API</a>: every public name, with shapes, units, errors and sources.</p>
+</body></html>
 """
 
 
@@ -61,6 +68,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("site"))
     parser.add_argument("--timeout", type=int, default=900, help="seconds for one cell")
     options = parser.parse_args()
+    api(options.out / "api")
     sys.exit(build(options.notebooks, options.out, options.timeout))
 
 
@@ -85,6 +93,22 @@ def build(folder: Path, out: Path, timeout: int) -> int:
     _write(out / "index.html", index(books))
     print(out / "index.html")
     return int(failed > 0)
+
+
+def api(out: Path, *modules: str) -> None:
+    """The API's pages, made of the docstrings.
+
+    Args:
+        out: their folder.
+        modules: which; default all of the package.
+    """
+    pdoc.render.configure(docformat="google", footer_text="treespec")
+    inside = (module.name for module in pkgutil.walk_packages(treespec.__path__, "treespec."))
+    with warnings.catch_warnings():
+        # modules that a package's __all__ leaves out are asked for; others come twice then
+        warnings.filterwarnings("ignore", message=".*has already been added")
+        warnings.filterwarnings("ignore", message="Error parsing type annotation")  # shown as it is written
+        pdoc.pdoc(*(modules or ("treespec", *inside)), output_directory=out)
 
 
 def page(book: Any, name: str) -> str:

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from benchmarks.site import DRAW, PLOTLY, SCRIPT, WIDGET, build, index, page, title
+from benchmarks.site import DRAW, PLOTLY, SCRIPT, WIDGET, api, build, index, page, title
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -89,3 +89,10 @@ def test_a_notebook_that_fails_keeps_its_old_page(tmp_path, monkeypatch, capsys)
     assert "ZeroDivisionError" in capsys.readouterr().err
     assert (out / "1_bad.html").read_text() == "old" and "4" in (out / "0_good.html").read_text()
     assert "0_good.html" in (out / "index.html").read_text() and (out / SCRIPT).stat().st_size > 4_000_000
+
+
+def test_the_api_is_made_of_the_docstrings(tmp_path):
+    api(tmp_path, "treespec.tree")
+    text = re.sub(r"<[^>]+>", "", (tmp_path / "treespec" / "tree.html").read_text())
+    assert "TokenTree" in text and "Arguments:" in text
+    assert "A tree of candidate tokens under the root." in " ".join(text.split())
