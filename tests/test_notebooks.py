@@ -132,11 +132,14 @@ def test_stored_small_and_without_outputs(path):
     assert [cell.id for cell in code_cells(book) if cell.outputs or cell.execution_count is not None] == []
 
 
+IN_BROWSER = {"00_start_here.ipynb": "test_start_notebook.py", "06_the_explorer.ipynb": "test_explorer.py"}
+
+
 @each
 @pytest.mark.slow
 def test_runs_from_top_to_bottom(path, tmp_path, monkeypatch):
-    if path.name == "00_start_here.ipynb" and shutil.which("chromium"):
-        pytest.skip("tests/browser/test_start_notebook.py runs it in JupyterLab")
+    if path.name in IN_BROWSER and shutil.which("chromium"):
+        pytest.skip(f"tests/browser/{IN_BROWSER[path.name]} runs it in JupyterLab")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     # threads that spin while they wait make everything several times slower as soon as the cores are shared
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")

@@ -167,13 +167,12 @@ def test_a_long_prompt_and_a_real_draft_model(smollm2):
 
 @pytest.mark.slow
 def test_sampled_text_is_the_same_with_and_without_trees(smollm2):
-    options = dict(rule="coupled", do_sample=True, temperature=0.7, top_p=0.9, max_new_tokens=32)
-    for seed in (1, 2):
-        texts = [
-            smollm2.generate("Tell me about trees.", policy=p, seed=seed, **options).tokens
-            for p in ("plain", "linear:gamma=3")
-        ]
-        assert texts[0] == texts[1]
+    options = dict(rule="coupled", do_sample=True, temperature=0.7, top_p=0.9, max_new_tokens=24)
+    texts = [
+        smollm2.generate("Tell me about trees.", policy=p, seed=1, **options).tokens
+        for p in ("plain", "uniform:depth=2,width=2")
+    ]
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.slow

@@ -122,10 +122,10 @@ def test_what_was_offloaded_goes_with_the_model(folder):
     gc.collect()  # models of other tests
     before = offload_folders()
     pair = load_pair(str(folder), "none", device=placed({"model.layers.1": "disk"}))
-    (own,) = offload_folders() - before
+    own = offload_folders() - before  # more than one where another process loads at the same time
     del pair
     gc.collect()
-    assert own not in offload_folders()
+    assert own and own - offload_folders()
 
 
 @pytest.mark.parametrize("error", [

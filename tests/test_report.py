@@ -82,6 +82,14 @@ class Nasty:
         return "".join(HOSTILE[t % len(HOSTILE)] for t in tokens)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_rivals():
+    """Half of the table's grid: every size of it is replayed in the same way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("treespec.table.SIZES", (4, 16))
+        yield
+
+
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
     path = tmp_path_factory.mktemp("trace") / "t.parquet"

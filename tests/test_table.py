@@ -16,6 +16,14 @@ from treespec.trace import Caps, Sampling, Trace, record
 WORDS = ["the cat sat", "a dog ran on", "the tree", "mat under a", "dog sat on the mat", "a cat"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def few_rivals():
+    """Half of the table's grid: every size of it is replayed in the same way."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("treespec.table.SIZES", (4, 16))
+        yield
+
+
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
     path = tmp_path_factory.mktemp("trace") / "t.parquet"
