@@ -6,9 +6,22 @@ turns any of them into one line and exit code 2.
 
 from __future__ import annotations
 
+MOST = 1200  # characters of a message; what a file or a caller gave may be a megabyte
+
 
 class TreespecError(ValueError):
-    """Base of all errors that treespec raises on purpose."""
+    """Base of all errors that treespec raises on purpose. Its message is one line, whatever it quotes."""
+
+    def __init__(self, message: object = "") -> None:
+        text = str(message)
+        if len(text) > MOST:
+            text = f"{text[: MOST // 2]} … {text[-MOST // 2 :]}"
+        super().__init__(printable(text))
+
+
+def printable(text: str) -> str:
+    """The text with what cannot be printed as its escape: no line breaks, terminal codes or turned directions."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class PolicyError(TreespecError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -121,15 +120,3 @@ def progress_bar() -> Iterator[Progress]:
     with bar:
         task = bar.add_task("starting", total=None)
         yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
-
-
-def writable(path: Path, force: bool) -> None:
-    """Refuse, before any work, to write where something is or where nothing can be.
-
-    Raises:
-        InputError: naming the way out.
-    """
-    if path.exists() and not force:
-        raise InputError(f"{path} exists; give another --out, or --force to replace it")
-    if not path.parent.is_dir():
-        raise InputError(f"cannot write {path}: there is no folder {path.parent}")

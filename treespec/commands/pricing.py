@@ -26,9 +26,9 @@ from treespec.commands.options import (
     Where,
     loaded,
     progress_bar,
-    writable,
 )
 from treespec.errors import InputError
+from treespec.files import writable
 from treespec.launch import rank, world
 
 

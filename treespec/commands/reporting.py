@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from treespec.commands.options import Batch, Context, Cost, Force, Json, Seed, progress_bar, writable
+from treespec.commands.options import Batch, Context, Cost, Force, Json, Seed, progress_bar
 from treespec.errors import InputError
+from treespec.files import writable
 
 
 def report(

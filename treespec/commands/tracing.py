@@ -24,9 +24,9 @@ from treespec.commands.options import (
     loaded,
     notes,
     progress_bar,
-    writable,
 )
 from treespec.errors import InputError
+from treespec.files import writable
 from treespec.launch import rank
 
 

@@ -23,8 +23,8 @@ from treespec.commands.options import (
     Target,
     notes,
     progress_bar,
-    writable,
 )
+from treespec.files import writable
 
 
 def tune(
