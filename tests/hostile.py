@@ -45,7 +45,9 @@ def clock(seconds=PATIENCE):
     try:
         yield
     finally:
-        for timer, kind, handler in zip((signal.ITIMER_PROF, signal.ITIMER_REAL), (signal.SIGPROF, signal.SIGALRM), before):
+        for timer, kind, handler in zip(
+            (signal.ITIMER_PROF, signal.ITIMER_REAL), (signal.SIGPROF, signal.SIGALRM), before
+        ):
             signal.setitimer(timer, 0)
             signal.signal(kind, handler)
 

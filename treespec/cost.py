@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from treespec.errors import InputError
+from treespec.errors import MOST, InputError, printable
 from treespec.files import read_json, real, reals, write_json
 from treespec.prompts import data_dir
 from treespec.roofline import load_roofline
@@ -176,7 +176,7 @@ class CostCurve:
                 *draft,
                 overhead=real(content["overhead"]),
                 name=str(where),
-                provenance=str(content.get("provenance", "")),
+                provenance=printable(str(content.get("provenance", "")))[:MOST],
                 context=real(head.get("context", 0)),
                 context_seconds=reals(head.get("context_seconds", [])),
                 longest=real(head.get("longest", 0)),

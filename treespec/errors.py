@@ -13,10 +13,12 @@ class TreespecError(ValueError):
     """Base of all errors that treespec raises on purpose. Its message is one line, whatever it quotes."""
 
     def __init__(self, message: object = "") -> None:
-        text = str(message)
-        if len(text) > MOST:
-            text = f"{text[: MOST // 2]} … {text[-MOST // 2 :]}"
-        super().__init__(printable(text))
+        super().__init__(one_line(str(message)))
+
+
+def one_line(text: str) -> str:
+    """Any text as a line that a person can read: printable, its middle left out where it is long."""
+    return printable(text if len(text) <= MOST else f"{text[: MOST // 2]} … {text[-MOST // 2 :]}")
 
 
 def printable(text: str) -> str:

@@ -52,6 +52,18 @@ def _replaceable(path: Path) -> None:
         raise InputError(f"cannot write {path}: something that is no regular file is there")
 
 
+def make_folder(path: str | Path) -> None:
+    """A folder, with those around it, if it is not there.
+
+    Raises:
+        InputError: if it cannot be.
+    """
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot make the folder {path}: {_why(error)}") from None
+
+
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
     """Write a file under another name, then move it to its own: it is there whole or not at all.
 
@@ -81,19 +93,30 @@ def write_json(path: str | Path, content: Any) -> None:
     write_whole(Path(path), lambda temporary: temporary.write_bytes(data))
 
 
+def check_regular(path: str | Path) -> None:
+    """Refuse what must not be opened: a pipe may never end.
+
+    Raises:
+        InputError: if the path is no regular file.
+    """
+    try:
+        regular = stat.S_ISREG(os.stat(path).st_mode)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {_why(error)}") from None
+    if not regular:
+        raise InputError(f"cannot read {path}: it is no regular file")
+
+
 def read_bytes(path: str | Path) -> bytes:
     """A whole file.
 
     Raises:
-        InputError: if it is missing, cannot be read, or is no regular file: a pipe may never end.
+        InputError: if it is missing, cannot be read, or is no regular file.
     """
+    check_regular(path)
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise InputError(f"cannot read {path}: it is no regular file")
         return Path(path).read_bytes()
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise InputError(f"cannot read {path}: {_why(error)}") from None
 
 

@@ -70,12 +70,12 @@ def _parse(line: str, where: str) -> Prompt:
     if not isinstance(category, str):
         raise InputError(f"{where}: the category must be text; {expected}")
     prompt = Prompt(str(name), category, row["turns"])
-    if not all(map(_is_text, (prompt.id, category, *prompt.turns))):
+    if not all(map(is_text, (prompt.id, category, *prompt.turns))):
         raise InputError(f"{where}: half a surrogate pair is no text; {expected}")
     return prompt
 
 
-def _is_text(text: str) -> bool:
+def is_text(text: str) -> bool:
     """Whether UTF-8 can hold it: tokenizers and files speak nothing else."""
     return not any("\ud800" <= c <= "\udfff" for c in text)
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from treespec.commands.options import (
@@ -24,6 +23,7 @@ from treespec.commands.options import (
     notes,
     progress_bar,
 )
+from treespec.console import plain_console
 from treespec.files import writable
 
 
@@ -69,6 +69,7 @@ def tune(
     if out is not None:
         writable(out, force)
     policy_types(policy)
+    rows = read_prompts(prompts or mixed_prompts()) if confirm else []  # a typo should not wait for the search
     model, recorded = load_cost(cost), Trace.load(trace)
     with progress_bar() as tell:
         found = run(
@@ -83,7 +84,7 @@ def tune(
         )
     result = found.as_dict()
     if confirm:
-        rows, pair = read_prompts(prompts or mixed_prompts()), load_pair(target, draft, dtype, fast)
+        pair = load_pair(target, draft, dtype, fast)
         with progress_bar() as tell:
             result["confirmed"] = check(
                 found.recommended["policy"],
@@ -108,7 +109,7 @@ def _show(result: dict[str, Any]) -> None:
         ratios = [f"{row[k]:.2f}×" for k in ("speedup", "held_out")]
         table.add_row(row["policy"], *numbers, *ratios, f"{100 * row['truncated_share']:.1f} %")
     table.title = f"best setting of each policy, {result['settings']} tried, cost {result['cost']['name']}"
-    console = Console(width=180, markup=False, highlight=False)
+    console = plain_console(180)
     console.print(table)
     best, held = result["recommended"], result["recommended"]["held_out"]
     low, high = held["speedup_ci"]
