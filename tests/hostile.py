@@ -18,7 +18,7 @@ VALUES = (
 )  # fmt: skip
 TEXTS = (
     "", " ", "\t", "-", "--", "-1", "0", "1", "2.5", "-0.0", "nan", "inf", "-inf", "1e400", "1e-400", str(2**31), str(2**63),
-    str(10**400), "9" * 5000, "x", "x" * 10_000, "x" * LONG, "é", "\u202e", "\0", "\ud800", "\udcff", "a\nb", "\x1b[31mred", "[red]",
+    str(10**400), "9" * 5000, "x", "x" * 10_000, "x" * 100_000, "é", "\u202e", "\0", "\ud800", "\udcff", "a\nb", "\x1b[31mred", "[red]",
     "[/]", "{}", "%s", "$(false)", "`false`", "; false", "../..", "/", "/dev/null", "none", "None", "null", "true", "[]", ",", ",,", ":", "=",
     "x:y=z", "dynamic:tau=,,", "dynamic:tau=nan", "dynamic:tau", "dynamic:=", "dynamic:" + "tau=0.1," * 2000, "1,2,nan", "1/0", "0x10",
     "１２", "1_000", "²", "٣", "cuda", "cuda:99", "cuda:x", "toy", "http://localhost:1/x", "a/b/c", "-rf", "@file",

@@ -70,7 +70,9 @@ def check_html(text, allowed=TAGS):
     for tag, attributes in Tags(text).tags:
         assert tag in allowed, f"<{tag}> in {text[:300]!r}"
         for name, value in attributes.items():
-            assert not name.startswith("on") and name not in ("href", "src", "srcdoc", "action"), f"{name} in {text[:300]!r}"
+            assert not name.startswith("on") and name not in ("href", "src", "srcdoc", "action"), (
+                f"{name} in {text[:300]!r}"
+            )
             assert "javascript:" not in (value or "") or name == "title"
     assert "\x1b" not in text and "\u202e" not in text and "\0" not in text
 
@@ -121,7 +123,9 @@ class Nasty:
 
 @pytest.fixture
 def tree():
-    tree = TokenTree.from_lists(range(len(TOKENS)), [-1, *([0] * (len(TOKENS) - 1))], [0.0, *([-3.0] * (len(TOKENS) - 1))])
+    tree = TokenTree.from_lists(
+        range(len(TOKENS)), [-1, *([0] * (len(TOKENS) - 1))], [0.0, *([-3.0] * (len(TOKENS) - 1))]
+    )
     tree.tokenizer, tree.accepted = Nasty(), [1]
     return tree
 
@@ -129,10 +133,15 @@ def tree():
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
     path = tmp_path_factory.mktemp("trace") / "t.parquet"
-    prompts = [Prompt(f"{NAME}{i}", TOKENS[i], [text]) for i, text in enumerate(["the cat sat", "a dog ran on", "the tree", "a mat"])]
+    prompts = [
+        Prompt(f"{NAME}{i}", TOKENS[i], [text])
+        for i, text in enumerate(["the cat sat", "a dog ran on", "the tree", "a mat"])
+    ]
     pair = load_pair("toy", "model")
     pair.name = NAME
-    record(pair, prompts, path, sampling=Sampling(max_new_tokens=12), caps=Caps(1e-3, 4, 12, 32), about={"forward": NAME})
+    record(
+        pair, prompts, path, sampling=Sampling(max_new_tokens=12), caps=Caps(1e-3, 4, 12, 32), about={"forward": NAME}
+    )
     return Trace.load(path)
 
 
@@ -144,11 +153,18 @@ def test_pictures_of_trees(tree):
     check_html(page)
     shown = Tags(page).text
     assert "<script>alert(1)</script> (root" in shown and "<img␣src=x␣onerror=alert(1)>: p = 0.050" in shown
-    assert "\\u202eevil" in shown and "\\x00" in shown and "\\x1b[31m" in shown, "what cannot be seen is shown as its escape"
+    assert "\\u202eevil" in shown and "\\x00" in shown and "\\x1b[31m" in shown, (
+        "what cannot be seen is shown as its escape"
+    )
     check_html(figure_html(tree_figure(tree, bonus=2)))
     figure = tree_figure(tree, bonus=5, selected=3)
     check_figure(figure)
-    hovers = [h for t in figure.data if t.hovertext is not None for h in ([t.hovertext] if isinstance(t.hovertext, str) else t.hovertext)]
+    hovers = [
+        h
+        for t in figure.data
+        if t.hovertext is not None
+        for h in ([t.hovertext] if isinstance(t.hovertext, str) else t.hovertext)
+    ]
     assert any("&lt;img␣src=x␣onerror=alert(1)&gt;" in h for h in hovers)
     assert bonus_text(tree, 0).startswith("<script>"), "not escaped here, so everywhere else"
     check_html(MaskView(tree, 3).table.value)
@@ -159,7 +175,9 @@ def test_texts_of_generations():
     nasty = Pair(pair.target, pair.draft, Nasty(), NAME)
     out = nasty.generate("the cat sat", policy="uniform:depth=2,width=3", max_new_tokens=16)
     page = generation_html(out)
-    check_html(page.replace("\x1b", "").replace("\u202e", "").replace("\0", ""))  # running text keeps what it is made of
+    check_html(
+        page.replace("\x1b", "").replace("\u202e", "").replace("\0", "")
+    )  # running text keeps what it is made of
     for event in out.steps:
         for phase in PHASES:
             check_html(step_html(event, phase))
@@ -216,14 +234,21 @@ def test_the_report(trace, tmp_path):
     for line in re.findall(r"<pre>(.*?)</pre>", text, re.S):
         words = shlex.split(Tags(line).text)
         assert words[:1] == ["treespec"] and not {";", "&&", "|"} & set(words)
-    assert any(NAME in shlex.split(Tags(line).text) for line in re.findall(r"<pre>(.*?)</pre>", text, re.S)), "quoted, whole"
+    assert any(NAME in shlex.split(Tags(line).text) for line in re.findall(r"<pre>(.*?)</pre>", text, re.S)), (
+        "quoted, whole"
+    )
 
 
 @pytest.mark.parametrize("quote", ["a'b", 'a"b', "a\\", "a\nimport os", "');import os;('", "{x}", "\u202ex"])
 def test_code_for_a_notebook_is_quoted(quote):
     """What is copied is one import and one call of a policy on constants, and builds the policy it was made from."""
     named = CostCurve((1,), (0.01,), name=quote)
-    for policy in (Throughput(cost=named), Linear(3), Sequoia(acceptance=(0.5, 0.2)), parse_policy("dynamic:tau=auto,mid_widths=1/2")):
+    for policy in (
+        Throughput(cost=named),
+        Linear(3),
+        Sequoia(acceptance=(0.5, 0.2)),
+        parse_policy("dynamic:tau=auto,mid_widths=1/2"),
+    ):
         imported, assigned = ast.parse(as_code(policy)).body
         assert isinstance(imported, ast.ImportFrom) and imported.module == "treespec.policies"
         call = assigned.value
@@ -263,17 +288,42 @@ def test_the_source_runs_nothing_that_it_reads():
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         owner = getattr(getattr(call.func, "value", None), "id", "")
         options = {k.arg: k.value for k in call.keywords}
-        assert (owner, name) not in {("os", "system"), ("os", "popen"), ("yaml", "load"), ("marshal", "loads"), ("np", "load")}, module
-        assert owner not in ("pickle", "dill", "joblib", "shelve") and not (name in ("eval", "exec") and isinstance(call.func, ast.Name)), module
+        assert (owner, name) not in {
+            ("os", "system"),
+            ("os", "popen"),
+            ("yaml", "load"),
+            ("marshal", "loads"),
+            ("np", "load"),
+        }, module
+        assert owner not in ("pickle", "dill", "joblib", "shelve") and not (
+            name in ("eval", "exec") and isinstance(call.func, ast.Name)
+        ), module
         if (owner, name) == ("torch", "load"):
             assert ast.literal_eval(options["weights_only"]) is True, module
         if "trust_remote_code" in options:
             assert ast.literal_eval(options["trust_remote_code"]) is False, module
         if name == "from_pretrained":
-            assert {"trust_remote_code", None} & options.keys() or module == "pairs.py", f"{module} leaves it to transformers to ask"
+            assert {"trust_remote_code", None} & options.keys() or module == "pairs.py", (
+                f"{module} leaves it to transformers to ask"
+            )
         assert "shell" not in options and "allow_pickle" not in options, module
-        writes = {"write_text", "write_bytes", "to_csv", "to_parquet", "save_pretrained", "save_file", "savefig", "write_html", "write_image", "save"}
-        mode = call.args[-1].value if call.args and isinstance(call.args[-1], ast.Constant) and isinstance(call.args[-1].value, str) else ""
+        writes = {
+            "write_text",
+            "write_bytes",
+            "to_csv",
+            "to_parquet",
+            "save_pretrained",
+            "save_file",
+            "savefig",
+            "write_html",
+            "write_image",
+            "save",
+        }
+        mode = (
+            call.args[-1].value
+            if call.args and isinstance(call.args[-1], ast.Constant) and isinstance(call.args[-1].value, str)
+            else ""
+        )
         ours = isinstance(call.func, ast.Name) and name not in ("open", "save_file")  # a function of that name
         if not ours and (name in writes or (name == "open" and set(mode) & set("wax"))) and not held:
             seen.add((module, name))
@@ -338,7 +388,12 @@ def test_names_in_a_terminal_are_text(treespec, tmp_path, monkeypatch):
     prompts = tmp_path / "[red].jsonl"
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     pair = ("--target", "toy", "--draft", "model", "--max-new-tokens", "4")
-    curve = {"verify": {"rows": [1, 8], "seconds": [0.01, 0.02]}, "draft": {"rows": [1], "seconds": [0.001]}, "overhead": 0, "provenance": words[3] + "[/]"}
+    curve = {
+        "verify": {"rows": [1, 8], "seconds": [0.01, 0.02]},
+        "draft": {"rows": [1], "seconds": [0.001]},
+        "overhead": 0,
+        "provenance": words[3] + "[/]",
+    }
     Path("[red]c.json").write_text(json.dumps(curve))
     for command in (
         ["compare", "--prompts", prompts, *pair, "--policies", "linear"],
@@ -348,7 +403,18 @@ def test_names_in_a_terminal_are_text(treespec, tmp_path, monkeypatch):
         ["tune", "[red]t.parquet", "--cost", "[red]c.json", "--policy", "linear", "--settings", "2"],
         ["replay", "[red]t.parquet", "--cost", "[red]c.json", "--policy", "linear"],
         ["merge", "[red]t.parquet", "--out", "[red]m.parquet"],
-        ["report", "[red]t.parquet", "--cost", "[red]c.json", "--policy", "linear", "--settings", "2", "--out", "[red]r.html"],
+        [
+            "report",
+            "[red]t.parquet",
+            "--cost",
+            "[red]c.json",
+            "--policy",
+            "linear",
+            "--settings",
+            "2",
+            "--out",
+            "[red]r.html",
+        ],
     ):
         code, out, err = treespec(*command)
         assert code == 0, (command, err)
@@ -422,7 +488,9 @@ def test_outputs_are_not_replaced_unasked(treespec, trace, tmp_path):
         out.unlink()
         out.symlink_to(tmp_path / "nowhere")
         code, _, err = treespec(*command, "--out", out)
-        assert code == 2 and "exists" in err and not (tmp_path / "nowhere").exists(), "a link that leads nowhere is somebody's too"
+        assert code == 2 and "exists" in err and not (tmp_path / "nowhere").exists(), (
+            "a link that leads nowhere is somebody's too"
+        )
         out.unlink()
 
 

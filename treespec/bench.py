@@ -169,13 +169,16 @@ def read_rounds(out: Path, plan: BenchPlan, share: tuple[int, int] = (0, 1)) -> 
 
 def _is_round(line: dict[str, Any], plan: BenchPlan) -> bool:
     """Whether a line holds what :func:`summary` reads."""
+    names = {f.name for f in dataclasses.fields(Stats)}
     try:
-        sums = [real(value) for row in line["rows"] for value in asdict(Stats(**row["stats"])).values()]
-        same = all(isinstance(row["same_text"], bool) for row in line["rows"])
-        found = [row["policy"] for row in line["rows"]]
-        words = isinstance(line["prompt"], str) and isinstance(line["category"], str)
-        return min(sums) >= 0 and same and words and found == list(plan.policies) and real(line["input_tokens"]) > 0
-    except (KeyError, TypeError):
+        rows = line["rows"]
+        words = all(isinstance(line[key], str) for key in ("prompt", "category"))
+        policies = [row["policy"] for row in rows] == list(plan.policies)
+        full = all(row["stats"].keys() == names and isinstance(row["same_text"], bool) for row in rows)
+        sums = [real(value) >= 0 for row in rows for value in row["stats"].values()]
+        timed = all(Stats(**row["stats"]).seconds > 0 for row in rows)
+        return words and policies and full and all(sums) and timed and real(line["input_tokens"]) > 0
+    except (KeyError, TypeError, AttributeError):
         return False
 
 

@@ -162,7 +162,9 @@ def replay(
     result = run(str(trace), chosen, cost)
     if out is not None:
         steps = result.steps
-        write_whole(out, lambda to: steps.to_csv(to, index=False) if out.suffix == ".csv" else steps.to_parquet(to, index=False))
+        write_whole(
+            out, lambda to: steps.to_csv(to, index=False) if out.suffix == ".csv" else steps.to_parquet(to, index=False)
+        )
     totals = result.totals
     if as_json:
         print(json.dumps(totals))

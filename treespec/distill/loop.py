@@ -190,4 +190,6 @@ def _restored(model: nn.Module, made: Any, path: Path, about: dict[str, Any]) ->
             named[name].copy_(value)
     made.load_state_dict(state["optimiser"])
     step, losses, smooth = int(state["step"]), list(state["losses"]), state["smooth"]
+    if not 0 <= step <= about["steps"]:
+        raise ValueError(f"step {step} of {about['steps']}")
     return step, losses, None if smooth is None else float(smooth)

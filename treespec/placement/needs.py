@@ -259,10 +259,12 @@ def empty_model(config: Any) -> Any:
     Raises:
         UnsupportedModelError: if it cannot be built or has no language-model head.
     """
-    _check_sizes(config.to_dict())
     try:
+        _check_sizes(config.to_dict())
         with init_empty_weights(include_buffers=True):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    except TreespecError:
+        raise
     except Exception as error:  # a model's own arithmetic on whatever sizes it was given
         raise UnsupportedModelError(
             f"a config of type {getattr(config, 'model_type', '?')!r} gives no causal language model: {_reason(error)}"

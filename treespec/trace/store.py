@@ -21,6 +21,9 @@ from treespec.trace.schema import Caps, PromptInfo, read_file, write_groups
 from treespec.tree import TokenTree
 
 
+LEAST_LOGP = -1e30  # a path of finite ones sums up to a finite one
+
+
 @dataclass(eq=False)
 class Trace:
     """Supertrees at every position of recorded texts.
@@ -142,6 +145,7 @@ def _sound(nodes: dict[str, np.ndarray], counts: Sequence[int]) -> bool:
         and (nodes["rank"] >= 0).all()
         and (np.diff(nodes["rank"][inner])[siblings] > 0).all()
         and (nodes["logp"] <= 0).all()
+        and ((nodes["logp"] > LEAST_LOGP) | np.isneginf(nodes["logp"])).all()
         and (nodes["token"] >= 0).all()
         and (nodes["position"] >= 1).all()
         and (nodes["room"] >= 0).all()
