@@ -22,7 +22,6 @@ from treespec.cost import At, load_cost, plain_seconds
 from treespec.distill.answers import Answer, Job
 from treespec.distill.loop import Plan, train
 from treespec.distill.store import AnswerStore
-from treespec.errors import TreespecError
 from treespec.export import ENGINES, export, load_tuning
 from treespec.head import FeatureHead, HeadConfig, is_head, load_head
 from treespec.pairs import known_tokenizer, load_model, load_pair
@@ -136,7 +135,7 @@ def test_what_is_no_file(kind, tmp_path):
     with odd_files(tmp_path) as files:
         for label, path in files.items():
             try:
-                assert outcome(lambda: use(path)), f"{label} was taken"
+                assert outcome(lambda path=path: use(path)), f"{label} was taken"
             except BaseException as error:
                 bad.append(f"{label}: {type(error).__name__}: {str(error)[:200]}")
     assert not bad, "\n".join(bad)
@@ -179,7 +178,7 @@ def trace(tmp_path_factory):
     return path
 
 
-def use_trace(path, policies=("dynamic", "sequoia")):
+def use_trace(path, policies=("dynamic",)):
     found = Trace.load(path)
     repr(found), recorded(found), record_command(found), found.tree(len(found) - 1)
     for name in policies:
@@ -535,10 +534,7 @@ def test_configs(tmp_path):
 
     def cases():
         yield "as it is", None
-        for label, text in json_variants(
-            {**CONFIG, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, values
-        ):
-            yield label, text
+        yield from json_variants({**CONFIG, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, values)
         for more in ({"torch_dtype": "x"}, {"dtype": 3}, {"quantization_config": 3}, {"quantization_config": {"quant_method": "x"}}, {"layer_types": ["x"]}, {"auto_map": {"AutoConfig": "x.Y"}},
                      {"self": 1}, {"cls": 1}, {"model_type": "bert"}, {"model_type": "t5"}, {"num_hidden_layers": 10**9}, {"model_type": "mixtral", "num_local_experts": 10**9}):  # fmt: skip
             yield str(more), json.dumps({**CONFIG, **more})

@@ -10,7 +10,6 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import ipywidgets
-import numpy as np
 import pytest
 import torch
 from conftest import build
@@ -20,7 +19,7 @@ import treespec as package
 from treespec import cli
 from treespec.cost import CostCurve
 from treespec.draw import generation_html, tree_html
-from treespec.errors import InputError, TreespecError
+from treespec.errors import InputError
 from treespec.files import write_json, write_whole
 from treespec.marks import bonus_text
 from treespec.pairs import Pair, known_tokenizer, load_model, load_pair

@@ -121,7 +121,7 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def read_text(path: str | Path) -> str:
-    """A whole text file, UTF-8 with or without a mark in front, with ``\\n`` at the ends of lines.
+    """A whole text file, UTF-8 with or without a mark in front; lines end with a line feed.
 
     Raises:
         InputError: as :func:`read_bytes`, or if it is not UTF-8.

@@ -20,7 +20,6 @@ from treespec.trace.index import Index
 from treespec.trace.schema import Caps, PromptInfo, read_file, write_groups
 from treespec.tree import TokenTree
 
-
 LEAST_LOGP = -1e30  # a path of finite ones sums up to a finite one
 
 
