@@ -204,8 +204,10 @@ def distill(
     unroll: Annotated[int, typer.Option(min=1, max=8, help="Levels a head is trained for, on its own outputs.")] = 3,
     vocabulary: Annotated[int, typer.Option(min=16, help="Tokens that a head can propose.")] = 8192,
     start: Annotated[Path | None, typer.Option(help="Folder of a head to go on from, e.g. with more answers.")] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=4, help="Most tokens per answer.")] = 144,
-    slots: Annotated[int, typer.Option(min=1, help="Answers under way at once.")] = 64,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", min=4, max=1_000_000, help="Most tokens per answer.")
+    ] = 144,
+    slots: Annotated[int, typer.Option(min=1, max=4096, help="Answers under way at once.")] = 64,
     dtype: Dtype = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")] = "auto",
     seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of prompts, answers, weights and order.")] = 0,
@@ -223,9 +225,10 @@ def distill(
     from treespec.distill.loop import Plan
     from treespec.distill.pipeline import KINDS, Recipe, check_recipe
     from treespec.distill.pipeline import distill as run
-    from treespec.files import make_folder
+    from treespec.files import check_folder
     from treespec.pairs import load_model
     from treespec.placement.devices import chosen_devices
+    from treespec.placement.precision import dtype_name
 
     if kind not in KINDS:
         raise treespec.errors.InputError(f"unknown kind of draft {kind!r}; known: {', '.join(KINDS)}")
@@ -243,7 +246,9 @@ def distill(
     )
     check_recipe(recipe, prompts)
     place = chosen_devices(device)[0].name
-    make_folder(out)
+    for folder in (out, answers_dir or out):
+        check_folder(folder)
+    dtype = dtype_name(dtype)
     model, tokenizer = load_model(target, dtype)
     model.to(place)
     command = "treespec " + shlex.join(sys.argv[1:])

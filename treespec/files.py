@@ -33,10 +33,10 @@ def writable(path: str | Path, force: bool) -> None:
         raise InputError(f"cannot write {path}: there is no folder {place.parent}")
     if not os.access(place.parent, os.W_OK):
         raise InputError(f"cannot write {path}: the folder {place.parent} is not yours to write to")
-    _replaceable(place)
+    replaceable(place)
 
 
-def _replaceable(path: Path) -> None:
+def replaceable(path: Path) -> None:
     """Only a regular file gives way to another: not a folder, and never a device.
 
     Raises:
@@ -50,6 +50,22 @@ def _replaceable(path: Path) -> None:
         raise InputError(f"cannot write {path}: {_why(error)}") from None
     if not (stat.S_ISREG(found) or stat.S_ISLNK(found)):
         raise InputError(f"cannot write {path}: something that is no regular file is there")
+
+
+def check_folder(path: str | Path) -> None:
+    """Refuse, before any work, what cannot become a folder; nothing is made.
+
+    Raises:
+        InputError: if something else is there, or no folder can be.
+    """
+    try:
+        there = stat.S_ISDIR(os.stat(path).st_mode)
+    except FileNotFoundError:
+        there = not os.path.islink(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot make the folder {path}: {_why(error)}") from None
+    if not there:
+        raise InputError(f"cannot make the folder {path}: something else is there")
 
 
 def make_folder(path: str | Path) -> None:
@@ -70,7 +86,7 @@ def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
     Raises:
         InputError: if it cannot be written.
     """
-    _replaceable(path)
+    replaceable(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         write(temporary)

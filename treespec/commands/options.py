@@ -76,8 +76,11 @@ Cost = Annotated[
         "rtx4090:8b+1b@int4, or a table in ms such as '1:24.5 36:28.1; draft 1:3.1; overhead 0.5'."
     ),
 ]
-Context = Annotated[int, typer.Option(min=0, help="Cached tokens to price at; 0 is the trace's own mean.")]
-Batch = Annotated[int, typer.Option(min=1, help="Trees in one verification.")]
+Settings = Annotated[int, typer.Option(min=1, max=1_000_000, help="Settings to try.")]
+Context = Annotated[
+    int, typer.Option(min=0, max=1_000_000_000, help="Cached tokens to price at; 0 is the trace's own mean.")
+]
+Batch = Annotated[int, typer.Option(min=1, max=1_000_000, help="Trees in one verification.")]
 
 
 def loaded(target: str, draft: str, dtype: str, fast: str, device: str = "auto", parallel: str = "tensor") -> Pair:

@@ -19,6 +19,7 @@ from treespec.commands.options import (
     Force,
     Json,
     Seed,
+    Settings,
     Target,
     notes,
     progress_bar,
@@ -31,7 +32,7 @@ def tune(
     trace: Annotated[Path, typer.Argument(help="A trace of treespec record.")],
     cost: Cost = "measured",
     policy: Annotated[str, typer.Option(help="Names of policies to search, comma-separated, or 'all'.")] = "all",
-    settings: Annotated[int, typer.Option(min=1, help="Settings to try.")] = 1000,
+    settings: Settings = 1000,
     out: Annotated[Path | None, typer.Option(help="Where the result goes, for treespec export.")] = None,
     context: Context = 0,
     batch: Batch = 1,
@@ -59,6 +60,7 @@ def tune(
     Example: treespec tune t.parquet --cost measured --policy dynamic,bestfirst --out tuned.json
     """
     from treespec.confirm import confirm as check
+    from treespec.confirm import held_prompts
     from treespec.cost import load_cost
     from treespec.pairs import load_pair
     from treespec.prompts import mixed_prompts, read_prompts
@@ -71,6 +73,8 @@ def tune(
     policy_types(policy)
     rows = read_prompts(prompts or mixed_prompts()) if confirm else []  # a typo should not wait for the search
     model, recorded = load_cost(cost), Trace.load(trace)
+    if confirm:
+        held_prompts(recorded, rows, limit, seed)
     with progress_bar() as tell:
         found = run(
             recorded,

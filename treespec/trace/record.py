@@ -25,8 +25,8 @@ from filelock import FileLock, Timeout
 
 from treespec.api import make_drafter, start
 from treespec.drafters.base import Drafter
-from treespec.errors import TraceError, TreespecError
-from treespec.files import make_folder, write_whole
+from treespec.errors import InputError, TraceError, TreespecError
+from treespec.files import make_folder, replaceable, write_whole
 from treespec.model import TreeModel
 from treespec.pairs import Pair, chat_ids
 from treespec.peers import peers
@@ -237,8 +237,10 @@ def check_out(out: Path, force: bool) -> None:
     """
     if os.path.lexists(out) and not force:
         raise TraceError(f"{out} exists; give another --out, or --force to replace it")
-    if os.path.lexists(out) and not (os.path.isfile(out) or os.path.islink(out)):
-        raise TraceError(f"cannot write {out}: something that is no regular file is there")
+    try:
+        replaceable(out)
+    except InputError as error:
+        raise TraceError(str(error)) from None
 
 
 class _Parts:
