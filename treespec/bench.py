@@ -15,7 +15,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from treespec.api import generate
 from treespec.compare import Progress, Tally, machine, make_row
 from treespec.errors import InputError
 from treespec.events import Stats
-from treespec.files import write_whole
+from treespec.files import parse_json, read_bytes, read_text, real, writable, write_whole
 from treespec.pairs import Pair, chat_ids
 from treespec.policies import Autoregressive, Policy, parse_policy
 from treespec.prompts import Prompt, filler_ids, lengthened
@@ -110,7 +110,7 @@ def bench(
     if len(lines) < len(own):  # allocations, threads, the self-check
         for policy in policies:
             _run(pair, policy, chat_ids(pair.tokenizer, chosen[0].turns[:1]), plan, min(plan.max_new_tokens, 8))
-    with out.open("ab") as file:
+    with _appending(out) as file:
         for index in own[len(lines) :]:
             line = _round(pair, chosen, policies, plan, index, filler, rounds, progress)
             lines.append(line)
@@ -122,20 +122,23 @@ def bench(
     return {**summary(lines[: len(own)], plan), "machine": machine(pair.target)}
 
 
+def _appending(out: Path) -> BinaryIO:
+    try:
+        return out.open("ab")
+    except OSError as error:
+        raise InputError(f"cannot write {out}: {error.strerror or error}") from None
+
+
 def read_rounds(out: Path, plan: BenchPlan, share: tuple[int, int] = (0, 1)) -> list[dict[str, Any]]:
     """The finished rounds of an earlier run, or of one process of several; a torn last line is cut off the file.
 
     Raises:
         InputError: if the file cannot be written, holds something else, or rounds of other settings.
     """
-    if not out.exists():
-        if not out.parent.is_dir():
-            raise InputError(f"cannot write {out}: there is no folder {out.parent}")
+    if not os.path.lexists(out):
+        writable(out, False)
         return []
-    try:
-        content = out.read_bytes()
-    except OSError as error:
-        raise InputError(f"cannot read {out}: {error.strerror or error}") from None
+    content = read_bytes(out)
     whole = content[: content.rfind(b"\n") + 1]
     torn = content[len(whole) :]
     if not (torn.startswith(BEGIN) or BEGIN.startswith(torn)):
@@ -143,7 +146,7 @@ def read_rounds(out: Path, plan: BenchPlan, share: tuple[int, int] = (0, 1)) -> 
     lines: list[dict[str, Any]] = []
     for number, text in enumerate(whole.splitlines()):
         try:
-            line = json.loads(text)
+            line = parse_json(text.decode("utf-8"))
             at, config = line["round"], line["config"]
         except (ValueError, TypeError, KeyError):
             raise InputError(
@@ -156,10 +159,27 @@ def read_rounds(out: Path, plan: BenchPlan, share: tuple[int, int] = (0, 1)) -> 
             )
         if at != (expected := share[0] + number * share[1]):
             raise InputError(f"{out}, line {number + 1} is round {at}, not {expected}; give another --out")
+        if not _is_round(line, plan):
+            raise InputError(f"{out}, line {number + 1} is damaged; give another --out, or --force to replace it")
         lines.append(line)
     if torn:
         os.truncate(out, len(whole))
     return lines
+
+
+def _is_round(line: dict[str, Any], plan: BenchPlan) -> bool:
+    """Whether a line holds what :func:`summary` reads."""
+    names = {f.name for f in dataclasses.fields(Stats)}
+    try:
+        rows = line["rows"]
+        words = all(isinstance(line[key], str) for key in ("prompt", "category"))
+        policies = [row["policy"] for row in rows] == list(plan.policies)
+        full = all(row["stats"].keys() == names and isinstance(row["same_text"], bool) for row in rows)
+        sums = [real(value) >= 0 for row in rows for value in row["stats"].values()]
+        timed = all(Stats(**row["stats"]).seconds > 0 for row in rows)
+        return words and policies and full and all(sums) and timed and real(line["input_tokens"]) > 0
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 def merge_rounds(paths: Sequence[Path], out: Path) -> int:
@@ -170,11 +190,9 @@ def merge_rounds(paths: Sequence[Path], out: Path) -> int:
     """
     found: dict[int, tuple[str, str]] = {}
     for path in paths:
+        lines = read_text(path).removesuffix("\n").split("\n")
         try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-            rounds = [(int(line["round"]), str(line["config"])) for line in map(json.loads, lines)]
-        except OSError as error:
-            raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+            rounds = [(int(real(line["round"])), str(line["config"])) for line in map(parse_json, lines)]
         except (ValueError, TypeError, KeyError):
             raise InputError(f"{path} holds what is no finished round of treespec bench") from None
         for (number, config), line in zip(rounds, lines):

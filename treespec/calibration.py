@@ -25,13 +25,14 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from treespec.errors import InputError
-from treespec.files import read_json, write_json
+from treespec.files import read_json, reals, write_json
 
 if TYPE_CHECKING:  # policies use this module, and events belong to the engine above them
     from treespec.events import StepEvent
 
 LEAST = 200  # outcomes that a depth needs for a temperature of its own
-SPAN = math.log(10)  # temperatures from 1/10 to 10
+SPAN = math.log(10)  # a fit looks for temperatures from 1/10 to 10
+COLDEST, HOTTEST = 1e-3, 1e3  # beyond, float32 log-probabilities overflow or all become alike
 
 
 @dataclass
@@ -128,11 +129,11 @@ class Calibration:
     provenance: str = ""
 
     def __post_init__(self) -> None:
-        good = all(math.isfinite(t) and t > 0 for t in self.temperatures)
+        good = all(COLDEST <= t <= HOTTEST for t in self.temperatures)
         if not self.temperatures or not good or not all(0 <= h <= 1 for h in self.hit_rates):
             raise InputError(
-                f"calibration {self.name}: temperatures must be positive and hit_rates between 0 and 1; got "
-                f"{self.temperatures} and {self.hit_rates}"
+                f"calibration {self.name}: temperatures must lie between {COLDEST} and {HOTTEST}, hit_rates between 0 "
+                f"and 1; got {self.temperatures} and {self.hit_rates}"
             )
 
     def __str__(self) -> str:
@@ -164,9 +165,8 @@ class Calibration:
         """
         content = read_json(path)
         try:
-            temperatures = tuple(float(t) for t in content["temperatures"])
-            hit_rates = tuple(float(h) for h in content.get("hit_rates", ()))
-        except (KeyError, TypeError, ValueError):
+            temperatures, hit_rates = reals(content["temperatures"]), reals(content.get("hit_rates", []))
+        except (KeyError, TypeError):
             raise InputError(f"{path} is not a calibration: expected temperatures, a list of numbers") from None
         return cls(temperatures, hit_rates, str(path), str(content.get("provenance", "")))
 

@@ -5,6 +5,7 @@ Exit codes: 0, 2 for bad input (one sentence, no traceback), 1 for a failure, 13
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shlex
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from treespec.commands.options import (
     Draft,
@@ -26,6 +26,7 @@ from treespec.commands.options import (
     Target,
     Temperature,
     Where,
+    finite,
     loaded,
     notes,
     progress_bar,
@@ -35,7 +36,8 @@ from treespec.commands.pricing import bench, measure, table
 from treespec.commands.reporting import report
 from treespec.commands.tracing import merge, record, replay
 from treespec.commands.tuning import export, tune
-from treespec.errors import DownloadError, OutOfMemoryError, PeerError, TreespecError
+from treespec.console import plain_console
+from treespec.errors import DownloadError, OutOfMemoryError, PeerError, TreespecError, one_line
 from treespec.launch import leave, lost, peer_error, rank
 
 app = typer.Typer(
@@ -87,10 +89,13 @@ def generate(
 
     import treespec
     from treespec.policies import parse_policy
+    from treespec.prompts import is_text
+    from treespec.verify import check_rules
 
     chosen = parse_policy(policy) if policy else None  # a typo should not wait for a model to load
-    if not prompt.strip():
-        raise treespec.errors.InputError("the prompt is empty; give some text with --prompt")
+    check_rules([rule])
+    if not prompt.strip() or not is_text(prompt):
+        raise treespec.errors.InputError("the prompt is empty or no text; give some with --prompt")
     pair = loaded(target, draft, dtype, fast, device)
     streamer = (
         None if as_json or rank() > 0 else TextStreamer(pair.tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -140,8 +145,10 @@ def compare(
     from treespec.compare import print_table
     from treespec.policies import parse_policies
     from treespec.prompts import mixed_prompts, read_prompts
+    from treespec.verify import check_rules
 
-    chosen = parse_policies(policies)
+    chosen, named = parse_policies(policies), [rule.strip() for rule in rules.split(",") if rule.strip()]
+    check_rules(named)
     rows = read_prompts(prompts or mixed_prompts())
     if limit and limit < len(rows):
         rows = [rows[i * len(rows) // limit] for i in range(limit)]
@@ -151,7 +158,7 @@ def compare(
             pair,
             rows,
             chosen,
-            rules=[rule.strip() for rule in rules.split(",") if rule.strip()],
+            rules=named,
             rounds=rounds,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
@@ -178,7 +185,7 @@ def policies(as_json: Json = False) -> None:
     table = Table("policy", "parameters and defaults", "source")
     for row in rows:
         table.add_row(row["name"], ", ".join(f"{k}={shown(v)}" for k, v in row["parameters"].items()), row["source"])
-    Console(width=160, markup=False).print(table)
+    plain_console(160).print(table)
 
 
 @app.command()
@@ -192,16 +199,18 @@ def distill(
         typer.Option(help="Where answers are kept, to share them between drafts. Default: OUT/answers."),
     ] = None,
     prompts: Annotated[Path | None, typer.Option(help="Your own prompt file. Default: the repo's templates.")] = None,
-    epochs: Annotated[float, typer.Option(min=0.01, help="Passes over the answers.")] = 4.0,
-    rate: Annotated[float, typer.Option(min=0.0, help="Highest learning rate.")] = 5e-4,
+    epochs: Annotated[float, typer.Option(min=0.01, max=1e6, callback=finite, help="Passes over the answers.")] = 4.0,
+    rate: Annotated[float, typer.Option(min=0.0, callback=finite, help="Highest learning rate.")] = 5e-4,
     unroll: Annotated[int, typer.Option(min=1, max=8, help="Levels a head is trained for, on its own outputs.")] = 3,
     vocabulary: Annotated[int, typer.Option(min=16, help="Tokens that a head can propose.")] = 8192,
     start: Annotated[Path | None, typer.Option(help="Folder of a head to go on from, e.g. with more answers.")] = None,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=4, help="Most tokens per answer.")] = 144,
-    slots: Annotated[int, typer.Option(min=1, help="Answers under way at once.")] = 64,
+    max_new_tokens: Annotated[
+        int, typer.Option("--max-new-tokens", min=4, max=1_000_000, help="Most tokens per answer.")
+    ] = 144,
+    slots: Annotated[int, typer.Option(min=1, max=4096, help="Answers under way at once.")] = 64,
     dtype: Dtype = "float32",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU if there is one.")] = "auto",
-    seed: Annotated[int, typer.Option(min=0, help="Seed of prompts, answers, weights and order.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of prompts, answers, weights and order.")] = 0,
     force: Annotated[bool, typer.Option("--force", help="Replace a finished draft in OUT.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -212,20 +221,19 @@ def distill(
 
     Example: treespec distill --out my-head --target my-model --kind head --answers 4096
     """
-    import torch
-
     import treespec
     from treespec.distill.loop import Plan
-    from treespec.distill.pipeline import KINDS, Recipe
+    from treespec.distill.pipeline import KINDS, Recipe, check_recipe
     from treespec.distill.pipeline import distill as run
+    from treespec.files import check_folder
     from treespec.pairs import load_model
+    from treespec.placement.devices import chosen_devices
+    from treespec.placement.precision import dtype_name
 
     if kind not in KINDS:
         raise treespec.errors.InputError(f"unknown kind of draft {kind!r}; known: {', '.join(KINDS)}")
-    if (out / "training.json").exists() and not force:
+    if os.path.lexists(out / "training.json") and not force:
         raise treespec.errors.InputError(f"{out} holds a finished draft; give another --out, or --force to replace it")
-    model, tokenizer = load_model(target, dtype)
-    model.to(device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu")
     recipe = Recipe(
         kind=kind,
         answers=answers,
@@ -236,6 +244,13 @@ def distill(
         start=None if start is None else str(start),
         plan=Plan(epochs=epochs, rate=rate, seed=seed),
     )
+    check_recipe(recipe, prompts)
+    place = chosen_devices(device)[0].name
+    for folder in (out, answers_dir or out):
+        check_folder(folder)
+    dtype = dtype_name(dtype)
+    model, tokenizer = load_model(target, dtype)
+    model.to(place)
     command = "treespec " + shlex.join(sys.argv[1:])
     report = run(model, tokenizer, target, out, recipe, answers=answers_dir, prompts=prompts, command=command)
     print(json.dumps(report)) if as_json else print((out / "README.md").read_text(encoding="utf-8"))
@@ -244,6 +259,9 @@ def distill(
 def main() -> None:
     """Run the command line; the exit code says how it went."""
     warnings.filterwarnings("ignore", category=FutureWarning)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a sign gets its escape
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
         if code == 130:  # typer turns an interrupt into a return value
@@ -270,7 +288,7 @@ def main() -> None:
 
 
 def _fail(what: object, code: int) -> None:
-    notes.print(f"treespec: {what}", style="red", highlight=False, markup=False, soft_wrap=True)
+    notes.print(f"treespec: {one_line(str(what))}", style="red", highlight=False, markup=False, soft_wrap=True)
     sys.exit(code)
 
 

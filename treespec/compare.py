@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from rich.table import Table
 from scipy import stats
 
 from treespec.api import generate
+from treespec.console import plain_console
 from treespec.errors import InputError, PolicyError
 from treespec.events import Stats, StepEvent
 from treespec.model import input_device
 from treespec.pairs import Pair, chat_ids
 from treespec.policies import Autoregressive, Policy
 from treespec.prompts import Prompt
-from treespec.verify import RULES
+from treespec.verify import check_rules
 
 # under it texts are comparable token for token, whatever the policy
 COMPARABLE = "coupled"
@@ -122,9 +122,7 @@ def compare(
 
 def _pairs(policies: list[Policy], rules: Sequence[str]) -> list[Tally]:
     """Every rule with every policy; plain decoding once, since without a tree there is nothing to accept."""
-    unknown = [rule for rule in rules if rule not in RULES]
-    if unknown or not rules:
-        raise InputError(f"unknown acceptance rule {', '.join(unknown) or '(none)'!r}; known: {', '.join(RULES)}")
+    check_rules(rules)
     plain = next((p for p in policies if isinstance(p, Autoregressive)), Autoregressive())
     trees = [Tally(p, rule) for rule in dict.fromkeys(rules) for p in policies if not isinstance(p, Autoregressive)]
     place = next((i for i, p in enumerate(policies) if isinstance(p, Autoregressive)), 0)
@@ -252,7 +250,7 @@ def print_table(result: dict[str, Any]) -> None:
         )
     for row in result["refused"]:
         table.add_row(*([row["rule"]] if ruled else []), row["policy"], *["–"] * 6, "refused")
-    Console(width=200).print(table)  # tables take what they need; a narrow terminal scrolls rather than cuts
+    plain_console(200).print(table)  # tables take what they need; a narrow terminal scrolls rather than cuts
     for row in result["refused"]:
         print(f"refused: {row['reason']}.")
     if any(row["lossless"] is None for row in result["rows"]):

@@ -56,16 +56,7 @@ def confirm(
     Raises:
         InputError: if the trace was sampled, or none of its held-out prompts is among ``prompts``.
     """
-    if trace.about.get("sample") != "greedy":
-        raise InputError("a prediction is confirmed on greedy texts; this trace was sampled: record a greedy one")
-    text = {p.id: p for p in prompts}
-    held = [int(k) for k in halves(trace, np.random.default_rng(seed))[1] if trace.prompts[int(k)].id in text]
-    if not held:
-        raise InputError(
-            "none of the trace's held-out prompts is in the prompt file; give the file it was recorded from"
-        )
-    held = sorted(held)
-    held = held if limit >= len(held) else [held[i * len(held) // limit] for i in range(limit)]
+    held, text = held_prompts(trace, prompts, limit, seed), {p.id: p for p in prompts}
     live = compare(
         pair,
         [text[trace.prompts[k].id] for k in held],
@@ -86,6 +77,24 @@ def confirm(
         "prompts": [trace.prompts[k].id for k in held],
         "machine": live["machine"],
     }
+
+
+def held_prompts(trace: Trace, prompts: Sequence[Prompt], limit: int, seed: int) -> list[int]:
+    """Numbers of the held-out prompts that a confirmation runs; neither a model nor a search is needed to tell.
+
+    The arguments are those of :func:`confirm`, and so are its errors.
+    """
+    if trace.about.get("sample") != "greedy":
+        raise InputError("a prediction is confirmed on greedy texts; this trace was sampled: record a greedy one")
+    if not isinstance(trace.about.get("max_new_tokens"), int):
+        raise InputError("the trace does not say how long its texts may be, so they cannot be written again")
+    known = {p.id for p in prompts}
+    held = sorted(int(k) for k in halves(trace, np.random.default_rng(seed))[1] if trace.prompts[int(k)].id in known)
+    if not held:
+        raise InputError(
+            "none of the trace's held-out prompts is in the prompt file; give the file it was recorded from"
+        )
+    return held if limit >= len(held) else [held[i * len(held) // limit] for i in range(limit)]
 
 
 def _token_ms(row: dict[str, Any]) -> float:

@@ -8,6 +8,7 @@ A :class:`CostModel` is anything that answers these three; :class:`CostCurve` an
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from treespec.errors import InputError
-from treespec.files import read_json, write_json
+from treespec.errors import MOST, InputError, printable
+from treespec.files import read_json, real, reals, write_json
 from treespec.prompts import data_dir
 from treespec.roofline import load_roofline
 
@@ -164,25 +165,24 @@ class CostCurve:
         """
         curves = shipped()
         path = curves.get(str(where), Path(where))
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise InputError(f"no cost curve {str(where)!r}; give one of {', '.join(curves)}, {EXAMPLES}")
         content = read_json(path)
         try:
-            verify, draft, plain = _points(content["verify"]), _points(content["draft"]), content.get("plain")
+            head, verify, draft = content["verify"], _points(content["verify"]), _points(content["draft"])
+            plain = content.get("plain")
             return cls(
                 *verify,
                 *draft,
-                overhead=float(content["overhead"]),
+                overhead=real(content["overhead"]),
                 name=str(where),
-                provenance=str(content.get("provenance", "")),
-                context=float(content["verify"].get("context", 0)),
-                context_seconds=tuple(float(s) for s in content["verify"].get("context_seconds", ())),
-                longest=float(content["verify"].get("longest", 0)),
-                plain=None if plain is None else float(plain),
+                provenance=printable(str(content.get("provenance", "")))[:MOST],
+                context=real(head.get("context", 0)),
+                context_seconds=reals(head.get("context_seconds", [])),
+                longest=real(head.get("longest", 0)),
+                plain=None if plain is None else real(plain),
             )
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, InputError):
-                raise
+        except (KeyError, TypeError):
             raise InputError(
                 f"{path} is not a cost curve: expected verify and draft, each with rows and seconds, and overhead"
             ) from None
@@ -202,7 +202,7 @@ def load_cost(where: str | Path) -> CostModel:
         InputError: for anything else, naming what there is.
     """
     text = str(where)
-    if text in shipped() or Path(text).is_file():
+    if text in shipped() or os.path.isfile(text):
         return CostCurve.load(where)
     if re.match(r"\s*\d+\s*:", text):
         return typed_curve(text)
@@ -286,7 +286,7 @@ def plain_seconds(cost: CostModel, context: float | None = None, batch: int = 1)
 
 
 def _points(content: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    return tuple(float(r) for r in content["rows"]), tuple(float(s) for s in content["seconds"])
+    return reals(content["rows"]), reals(content["seconds"])
 
 
 def _at(n: int, rows: tuple[float, ...], seconds: tuple[float, ...]) -> float:

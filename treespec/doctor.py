@@ -15,9 +15,9 @@ from statistics import median
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
+from treespec.console import plain_console
 from treespec.errors import TreespecError, UnsupportedModelError
 from treespec.fast import speed_up
 from treespec.files import cache_dir
@@ -192,7 +192,7 @@ def print_report(found: dict[str, Any]) -> None:
     for d in found["devices"]:
         memory = f"{d['memory_bytes'] / 1e9:.1f} GB" if "memory_bytes" in d else ""
         table.add_row(d["name"], d["label"], memory, f"{d['free_bytes'] / 1e9:.1f} GB")
-    console = Console(width=160, markup=False, highlight=False)
+    console = plain_console(160)
     console.print(table)
     console.print(", ".join(f"{name} {version}" for name, version in found["versions"].items() if version))
     threads = found["threads"]

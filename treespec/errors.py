@@ -6,9 +6,24 @@ turns any of them into one line and exit code 2.
 
 from __future__ import annotations
 
+MOST = 1200  # characters of a message; what a file or a caller gave may be a megabyte
+
 
 class TreespecError(ValueError):
-    """Base of all errors that treespec raises on purpose."""
+    """Base of all errors that treespec raises on purpose. Its message is one line, whatever it quotes."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(one_line(str(message)))
+
+
+def one_line(text: str) -> str:
+    """Any text as a line that a person can read: printable, its middle left out where it is long."""
+    return printable(text if len(text) <= MOST else f"{text[: MOST // 2]} … {text[-MOST // 2 :]}")
+
+
+def printable(text: str) -> str:
+    """The text with what cannot be printed as its escape: no line breaks, terminal codes or turned directions."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class PolicyError(TreespecError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 
 from treespec.drafters.growth import grow
 from treespec.errors import InputError
-from treespec.files import read_json
+from treespec.files import read_json, real
 from treespec.policies import Autoregressive, Eagle2, Linear, Policy, Sequoia, SpecInfer, Uniform, parse_policy
 from treespec.proposals import Proposals
 from treespec.tree import Reason
@@ -97,12 +98,12 @@ def load_tuning(path: str | Path) -> Tuned:
     Raises:
         InputError: if it is neither.
     """
-    if not Path(path).exists() and not str(path).endswith(".json"):
+    if not os.path.lexists(path) and not str(path).endswith(".json"):
         return [(parse_policy(str(path)), None)]
     content = read_json(path)
     try:
-        rows = sorted(content["by_policy"].values(), key=lambda row: -row["speedup"])
-        return [(parse_policy(row["policy"]), float(row["speedup"])) for row in (content["recommended"], *rows)]
+        rows = sorted(content["by_policy"].values(), key=lambda row: -real(row["speedup"]))
+        return [(parse_policy(row["policy"]), real(row["speedup"])) for row in (content["recommended"], *rows)]
     except (KeyError, TypeError, AttributeError):
         raise InputError(f"{path} is no tuning: expected what treespec tune --out writes") from None
 

@@ -13,8 +13,7 @@ The shipped files hold only the layer, the spread and the map: embedding and out
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
-from treespec.errors import InputError, VocabularyError
-from treespec.files import write_json, write_whole
+from treespec.errors import InputError, TreespecError, VocabularyError
+from treespec.files import check_regular, read_json, write_json, write_whole
 from treespec.model import input_device
 
 MODEL_TYPE = "treespec_head"
@@ -57,6 +56,30 @@ class HeadConfig:
     head_dim: int
     vocabulary: int
     draft_vocabulary: int
+
+    def __post_init__(self) -> None:
+        sizes = {name: size for name, size in vars(self).items() if name != "target"}
+        wrong = next((name for name, size in sizes.items() if not _is_size(size)), None)
+        if wrong is not None:
+            raise InputError(f"{wrong} of a feature head must be a whole number from 1; got {sizes[wrong]!r}")
+        if self.heads % self.kv_heads or self.head_dim % 2 or self.draft_vocabulary > self.vocabulary:
+            raise InputError(
+                "a feature head needs heads that its kv_heads divide, an even head_dim, and no more tokens to propose "
+                f"than there are; got {sizes}"
+            )
+
+    @classmethod
+    def read(cls, folder: str | Path) -> HeadConfig:
+        """The shapes of the head in a folder.
+
+        Raises:
+            InputError: if there is none.
+        """
+        content = read_json(Path(folder) / "config.json")
+        names = {f.name for f in fields(cls)}
+        if content.pop("model_type", None) != MODEL_TYPE or content.keys() != names:
+            raise InputError(f"{folder} holds no feature head: its config.json must have {', '.join(sorted(names))}")
+        return cls(**{**content, "target": str(content["target"])})
 
     @classmethod
     def like(cls, target: Any, name: str, draft_vocabulary: int) -> HeadConfig:
@@ -188,10 +211,9 @@ class FeatureHead(nn.Module):
 
 def is_head(folder: str | Path) -> bool:
     """Whether a folder holds a feature head."""
-    config = Path(folder) / "config.json"
     try:
-        return json.loads(config.read_text(encoding="utf-8")).get("model_type") == MODEL_TYPE
-    except (OSError, ValueError, AttributeError):
+        return bool(read_json(Path(folder) / "config.json").get("model_type") == MODEL_TYPE)
+    except InputError:
         return False
 
 
@@ -209,24 +231,44 @@ def load_head(folder: str | Path, target: Any, device: str | torch.device | None
     """
     folder = Path(folder)
     try:
-        about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = HeadConfig.read(folder)
+        check_regular(folder / "model.safetensors")
         tensors = load_file(folder / "model.safetensors")
-        about.pop("model_type")
-        config = HeadConfig(**about)
         token_of, spread = tensors.pop("token_of").long(), tensors.pop("spread")
         check_fits(config, target)
+        _check_own(config, token_of, spread)
         embedding, output = map(_whole_weight, (target.get_input_embeddings(), target.get_output_embeddings()))
         place = input_device(target) if device is None else torch.device(device)
         embedding, output = embedding.to(place), output.to(place)
         token_of, spread = token_of.to(place), spread.to(place)
-        head = FeatureHead(config, embedding, output, token_of, spread)
-        head.load_state_dict(tensors)
-    except VocabularyError:
+        with torch.device("meta"):  # no memory for sizes that the file does not have
+            head = FeatureHead(config, embedding, output, token_of, spread)
+        head.load_state_dict(tensors, assign=True)
+    except TreespecError:
         raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or [""])[0]
         raise InputError(f"{folder} holds no readable feature head ({type(error).__name__}: {reason[:200]})") from None
     return head.to(device=place, dtype=embedding.dtype).eval().requires_grad_(False)
+
+
+def _check_own(config: HeadConfig, token_of: Tensor, spread: Tensor) -> None:
+    """Refuse a map or a spread that would be read past its end, or divided by.
+
+    Raises:
+        ValueError: for either.
+    """
+    if (
+        token_of.shape != (config.draft_vocabulary,)
+        or not 0 <= int(token_of.min()) <= int(token_of.max()) < config.vocabulary
+    ):
+        raise ValueError("token_of does not hold an id of the target for every token to propose")
+    if spread.shape != (config.hidden_size,) or not bool((spread.isfinite() & (spread > 0)).all()):
+        raise ValueError("spread must hold a positive number per dimension")
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value < 2**31
 
 
 @torch.no_grad()

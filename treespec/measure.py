@@ -23,12 +23,14 @@ from treespec.errors import InputError
 from treespec.model import Session, TreeModel
 from treespec.pairs import Pair
 from treespec.policies import Autoregressive, Policy, SpecInfer
+from treespec.policies.base import MAX_NODES
 from treespec.prompts import filler_ids, mixed_prompts, read_prompts
 from treespec.tree import TokenTree
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 CONTEXTS = (128, 512)
 WIDTHS = (1, 2, 4, 8, 16)
+MOST_CONTEXT = 1 << 20
 TOKENS = 8  # of the short texts; the first is the prefill's
 
 
@@ -78,9 +80,10 @@ def measure(
     Raises:
         InputError: for sizes or contexts that are not positive, or that the model's context cannot hold.
     """
+    check_points(sizes, contexts, widths)
     sizes, contexts = sorted({1, *sizes}), sorted(set(contexts))
-    if rounds < 1 or sizes[0] < 1 or not contexts or contexts[0] < 2 or min(widths, default=1) < 1:
-        raise InputError("sizes and widths must be at least 1, contexts at least 2, rounds at least 1")
+    if rounds < 1:
+        raise InputError(f"rounds must be at least 1; got {rounds}")
     owner, drafter = TreeModel.of(pair.target), make_drafter(pair.draft, TreeModel.of(pair.target))
     if contexts[-1] + sizes[-1] > owner.limits.context:
         raise InputError(
@@ -102,6 +105,24 @@ def measure(
         for task in [*tasks[turn % len(tasks) :], *tasks[: turn % len(tasks)]]:
             task(into)
     return _result(samples, pair, rounds, seed)
+
+
+def check_points(sizes: Sequence[int], contexts: Sequence[int], widths: Sequence[int]) -> None:
+    """Refuse points that nobody can measure, before a model is loaded.
+
+    Raises:
+        InputError: naming what is possible.
+    """
+    for name, values, least, most in (
+        ("sizes", sizes, 1, MAX_NODES),
+        ("contexts", contexts, 2, MOST_CONTEXT),
+        ("widths", widths, 1, MAX_NODES // 2),
+    ):
+        wrong = [value for value in values if not least <= value <= most]
+        if wrong or (name == "contexts" and not values):
+            raise InputError(
+                f"{name} must be whole numbers from {least} to {most:,}; got {wrong[0] if wrong else 'none'}"
+            )
 
 
 def _texts(widths: Sequence[int]) -> list[Policy]:

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from treespec.cache import TreeCache
-from treespec.files import cache_dir, write_whole
+from treespec.errors import TreespecError
+from treespec.files import cache_dir, read_bytes, write_whole
 
 SOURCE = Path(__file__).with_name("kernel.c")
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-shared", "-fPIC")
@@ -66,22 +67,29 @@ def kernel() -> Any:
         library.treespec_product.argtypes = (POINTER(_Product), c_void_p, c_int64, c_void_p, c_int64, c_int64)
         library.treespec_propose.argtypes = (c_void_p, *[c_int64] * 3, *[c_void_p] * 3, c_int64)
         library.treespec_product.restype = library.treespec_propose.restype = None
-    except (OSError, subprocess.SubprocessError, AttributeError):
+    except (OSError, subprocess.SubprocessError, AttributeError, TreespecError):
         return None
     return library
 
 
 def _built() -> Path:
-    """The shared library of this source, compiler and processor; compiled if it is not in the cache folder."""
+    """The shared library of this source, compiler and processor; compiled if it is not in the cache folder, whole."""
     compiler = next(filter(None, map(shutil.which, (os.environ.get("CC") or "cc", "gcc", "clang"))), None)
     if compiler is None:
         raise OSError("no C compiler")
     made_of = "\0".join((SOURCE.read_text(), compiler, *FLAGS, _processor()))
     path = cache_dir() / "kernels" / f"{hashlib.sha256(made_of.encode()).hexdigest()[:16]}.so"
-    if not path.exists():
+    note = path.with_suffix(".sha256")
+    if not path.is_file() or not note.is_file() or note.read_text("ascii", "replace") != _digest(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, lambda new: _compile(compiler, new))
+        write_whole(note, lambda new: new.write_text(_digest(path), "ascii"))
     return path
+
+
+def _digest(path: Path) -> str:
+    """Of a library in the cache: half of one must not be run."""
+    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def _compile(compiler: str, to: Path) -> None:

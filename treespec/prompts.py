@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from treespec.errors import InputError
+from treespec.files import parse_json, read_text
 
 
 @dataclass
@@ -44,12 +44,10 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     Raises:
         InputError: if the file is missing, empty or malformed, with the line number.
     """
-    path = Path(path)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        why = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else (error.strerror or "cannot be read")
-        raise InputError(f"prompt file {path}: {why}") from None
+        lines = read_text(path).split("\n")  # not splitlines: a text may hold U+2028
+    except InputError as error:
+        raise InputError(f"prompt file {path}: {error}") from None
     prompts = [_parse(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise InputError(f"prompt file {path} is empty; expected one JSON object per line")
@@ -59,17 +57,27 @@ def read_prompts(path: str | Path) -> list[Prompt]:
 def _parse(line: str, where: str) -> Prompt:
     expected = 'expected {"id": …, "category": …, "turns": ["…"]}'
     try:
-        row: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: not JSON ({getattr(error, 'msg', 'nested too deeply')}); {expected}") from None
+        row: Any = parse_json(line)
+    except ValueError as error:
+        raise InputError(f"{where}: not JSON ({error}); {expected}") from None
     if not isinstance(row, dict) or not isinstance(row.get("turns"), list) or not row["turns"]:
         raise InputError(f"{where}: no turns; {expected}")
     if not all(isinstance(turn, str) and turn.strip() for turn in row["turns"]):
         raise InputError(f"{where}: every turn must be non-empty text; {expected}")
-    name = row.get("id", row.get("question_id"))
-    if name is None:
+    name, category = row.get("id", row.get("question_id")), row.get("category") or ""
+    if isinstance(name, bool) or not isinstance(name, (str, int)):
         raise InputError(f"{where}: no id; {expected}")
-    return Prompt(str(name), str(row.get("category", "")), row["turns"])
+    if not isinstance(category, str):
+        raise InputError(f"{where}: the category must be text; {expected}")
+    prompt = Prompt(str(name), category, row["turns"])
+    if not all(map(is_text, (prompt.id, category, *prompt.turns))):
+        raise InputError(f"{where}: half a surrogate pair is no text; {expected}")
+    return prompt
+
+
+def is_text(text: str) -> bool:
+    """Whether UTF-8 can hold it: tokenizers and files speak nothing else."""
+    return not any("\ud800" <= c <= "\udfff" for c in text)
 
 
 def filler_ids(prompts: list[Prompt], tokenizer: Any, length: int, start: int = 0) -> list[int]:

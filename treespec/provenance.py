@@ -7,13 +7,14 @@ file does not say something, that is what is said.
 from __future__ import annotations
 
 import hashlib
+import os
 import shlex
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from treespec.cost import At, CostModel, shipped
-from treespec.files import read_json
+from treespec.files import read_bytes, read_json
 from treespec.prompts import mixed_prompts, read_prompts
 from treespec.search import TRUNCATED
 from treespec.trace import Trace
@@ -24,13 +25,13 @@ FEW_PROMPTS = 10  # fewer held-out prompts than this make an interval that is it
 
 def sha256(path: str | Path) -> str:
     """Of a file's bytes, in hexadecimal."""
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def cost_about(cost: CostModel) -> dict[str, Any]:
     """What a curve's file says beside the curve: ``machine``, ``target``, ``points`` …; ``{}`` without a file."""
     path = shipped().get(str(cost), Path(str(cost)))
-    return read_json(path) if path.is_file() else {}
+    return read_json(path) if os.path.isfile(path) else {}
 
 
 def recorded(trace: Trace) -> dict[str, str]:

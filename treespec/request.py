@@ -18,6 +18,7 @@ from treespec.cache import TreeCache
 from treespec.errors import InputError
 
 COLD = 1e-6
+MOST_NEW = 1 << 24  # the room for ids is taken at once
 
 
 @dataclass
@@ -106,6 +107,8 @@ def from_prepared(
     if inputs_embeds is not None:
         raise InputError("inputs_embeds cannot be decoded speculatively: a draft needs token ids; pass input_ids")
     check_ids(input_ids)
+    if int(config.max_length) - input_ids.shape[1] > MOST_NEW:
+        raise InputError(f"at most {MOST_NEW:,} new tokens can be asked for; got a max_length of {config.max_length:,}")
     if config.output_attentions or config.output_hidden_states:
         raise InputError("output_attentions and output_hidden_states are not available from tree verification")
     visible = input_ids[0]

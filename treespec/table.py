@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from treespec.compare import Progress, ratio_interval
+from treespec.console import plain_console
 from treespec.cost import At, CostModel, plain_seconds
 from treespec.policies import (
     Autoregressive,
@@ -215,7 +215,7 @@ def print_table(result: dict[str, Any]) -> None:
         table.add_column(head, justify="left" if left else "right", no_wrap=True)
     for row in result["rows"]:
         table.add_row(*cells(row).values())
-    Console(width=200, markup=False).print(table)
+    plain_console(200).print(table)
     print(f"cost: {result['cost']['provenance']}")
     print("nodes: root included; *: some verifications lie outside what the cost curve was measured for; truncated: "
           "steps that asked for more than was recorded. †: too many of them, so the row is smaller and cheaper than "

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treespec.errors import TreespecError
+from treespec.errors import TreespecError, printable
 from treespec.sampling import Law
 
 
@@ -207,8 +207,7 @@ class TokenTree:
 
 def visible(text: str) -> str:
     """Token text as it is shown: white space as signs, what cannot be printed as its escape."""
-    text = text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥")
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return printable(text.replace(" ", "␣").replace("\n", "⏎").replace("\t", "⇥"))
 
 
 def ancestor_mask(parent: np.ndarray) -> np.ndarray:

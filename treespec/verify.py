@@ -12,7 +12,7 @@ Here are the rules that take any tree, ``match`` and ``coupled``; those that tes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -174,6 +174,17 @@ SAMPLED: dict[str, type[SampledRule]] = {cls.name: cls for cls in (Rrs, Hybrid, 
 RULES = ("match", "coupled", *SAMPLED)
 
 
+def check_rules(names: Sequence[str]) -> None:
+    """Refuse names that are no rules, or none.
+
+    Raises:
+        InputError: naming them.
+    """
+    unknown = [name for name in names if name not in RULES]
+    if unknown or not names:
+        raise InputError(f"unknown acceptance rule {', '.join(unknown) or '(none)'!r}; known: {', '.join(RULES)}")
+
+
 def make_rule(name: str, *, sample: bool, seed: int | None, vocabulary: int) -> Rule:
     """A rule by name.
 
@@ -186,8 +197,7 @@ def make_rule(name: str, *, sample: bool, seed: int | None, vocabulary: int) -> 
     Raises:
         InputError: for an unknown rule or a bad seed.
     """
-    if name not in RULES:
-        raise InputError(f"unknown acceptance rule {name!r}; known: {', '.join(RULES)}")
+    check_rules([name])
     if seed is not None:
         check_seed(seed)
     if not sample:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from treespec.compare import Progress
-from treespec.errors import InputError
+from treespec.errors import InputError, printable
 from treespec.launch import end_with_the_others, follow_quietly, own_device, rank, world
 
 if TYPE_CHECKING:
     from treespec.pairs import Pair
 
 notes = Console(stderr=True)
+BRIEF = 80  # characters of a progress bar's description
 
 Target = Annotated[str, typer.Option(help="Target: 'smollm2' (embedded), 'toy', a local folder or a hub id.")]
 Draft = Annotated[
@@ -50,9 +51,22 @@ Parallel = Annotated[
         help="Under torchrun: 'data' (each process takes its share of the work) or 'tensor' (the target is divided)."
     ),
 ]
-NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Most new tokens per prompt.")]
-Temperature = Annotated[float, typer.Option(min=0.0, help="0 is greedy; above, tokens are drawn.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
+NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, max=1_000_000, help="Most new tokens per prompt.")]
+
+
+def finite(value: float) -> float:
+    """An option's number; typer's ranges let NaN and, above, infinity through.
+
+    Raises:
+        BadParameter: for these.
+    """
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is not a finite number")
+    return value
+
+
+Temperature = Annotated[float, typer.Option(min=0.0, callback=finite, help="0 is greedy; above, tokens are drawn.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of everything random.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on stdout and nothing else there.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")]
 Cost = Annotated[
@@ -62,8 +76,11 @@ Cost = Annotated[
         "rtx4090:8b+1b@int4, or a table in ms such as '1:24.5 36:28.1; draft 1:3.1; overhead 0.5'."
     ),
 ]
-Context = Annotated[int, typer.Option(min=0, help="Cached tokens to price at; 0 is the trace's own mean.")]
-Batch = Annotated[int, typer.Option(min=1, help="Trees in one verification.")]
+Settings = Annotated[int, typer.Option(min=1, max=1_000_000, help="Settings to try.")]
+Context = Annotated[
+    int, typer.Option(min=0, max=1_000_000_000, help="Cached tokens to price at; 0 is the trace's own mean.")
+]
+Batch = Annotated[int, typer.Option(min=1, max=1_000_000, help="Trees in one verification.")]
 
 
 def loaded(target: str, draft: str, dtype: str, fast: str, device: str = "auto", parallel: str = "tensor") -> Pair:
@@ -111,7 +128,7 @@ def progress_bar() -> Iterator[Progress]:
     from rich.progress import Progress as Bar
 
     bar = Bar(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -120,16 +137,9 @@ def progress_bar() -> Iterator[Progress]:
     )
     with bar:
         task = bar.add_task("starting", total=None)
-        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=_brief(what))
 
 
-def writable(path: Path, force: bool) -> None:
-    """Refuse, before any work, to write where something is or where nothing can be.
-
-    Raises:
-        InputError: naming the way out.
-    """
-    if path.exists() and not force:
-        raise InputError(f"{path} exists; give another --out, or --force to replace it")
-    if not path.parent.is_dir():
-        raise InputError(f"cannot write {path}: there is no folder {path.parent}")
+def _brief(what: str) -> str:
+    """What is running, short enough for a line: ids of prompts are anybody's text."""
+    return printable(what if len(what) <= BRIEF else what[: BRIEF - 1] + "…")

@@ -6,9 +6,9 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from treespec.commands.options import Dtype, Json, Where
+from treespec.console import plain_console
 
 
 def plan(
@@ -55,7 +55,7 @@ def plan(
     if as_json:
         print(json.dumps(found.as_dict()))
         return
-    Console(width=160, markup=False, highlight=False).print(found)
+    plain_console(160).print(found)
     print(ASSUMED[0].upper() + ASSUMED[1:] + ".")
 
 

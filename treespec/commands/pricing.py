@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from treespec.commands.options import (
@@ -26,9 +25,10 @@ from treespec.commands.options import (
     Where,
     loaded,
     progress_bar,
-    writable,
 )
+from treespec.console import plain_console
 from treespec.errors import InputError
+from treespec.files import writable
 from treespec.launch import rank, world
 
 
@@ -55,10 +55,12 @@ def measure(
 
     Example: treespec measure --out here.json --fast cpu --sizes 1,4,8,16,32,64 --contexts 128,512 --rounds 9
     """
+    from treespec.measure import check_points
     from treespec.measure import measure as run
 
     numbers = {"--sizes": sizes, "--contexts": contexts, "--widths": widths}
     parsed = {name: _numbers(name, text) for name, text in numbers.items()}
+    check_points(*parsed.values())
     writable(out, force)
     pair = loaded(target, draft, dtype, fast, device)
     with progress_bar() as tell:
@@ -81,7 +83,7 @@ def measure(
             low, high = (1e3 * s for s in point["interval"])
             where = (str(point.get("context", "")), str(point["rows"]))
             shown.add_row(kind, *where, f"{1e3 * point['seconds']:.2f}", f"{low:.2f} to {high:.2f}")
-    Console(width=120).print(shown)
+    plain_console(120).print(shown)
     print(f"overhead {1e3 * curve.overhead:.2f} ms a step; plain {1e3 * (curve.plain or 0):.2f} ms a token; in {out}")
 
 

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from treespec.commands.options import Batch, Context, Cost, Force, Json, Seed, progress_bar, writable
+from treespec.commands.options import Batch, Context, Cost, Force, Json, Seed, Settings, progress_bar
 from treespec.errors import InputError
+from treespec.files import writable
 
 
 def report(
@@ -18,7 +19,7 @@ def report(
     cost: Cost = "measured",
     question: Annotated[str, typer.Option(help="The page's title: what the review has to decide.")] = "",
     policy: Annotated[str, typer.Option(help="Names of policies to search, comma-separated, or 'all'.")] = "all",
-    settings: Annotated[int, typer.Option(min=1, help="Settings to try.")] = 1000,
+    settings: Settings = 1000,
     context: Context = 0,
     batch: Batch = 1,
     seed: Seed = 0,

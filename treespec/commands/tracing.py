@@ -21,13 +21,14 @@ from treespec.commands.options import (
     Seed,
     Target,
     Where,
+    check_parallel,
     loaded,
     notes,
     progress_bar,
-    writable,
 )
 from treespec.errors import InputError
-from treespec.launch import rank
+from treespec.files import writable, write_whole
+from treespec.launch import rank, world
 
 
 def record(
@@ -70,6 +71,7 @@ def record(
     from treespec.prompts import mixed_prompts, read_prompts
     from treespec.trace import Caps, Sampling
     from treespec.trace import record as run
+    from treespec.trace.record import check_out
     from treespec.trace.shards import launched
 
     caps = Caps(floor, depth, width, nodes, _numbers(narrow))
@@ -77,6 +79,8 @@ def record(
     rows = read_prompts(prompts or mixed_prompts())
     if limit and limit < len(rows):
         rows = [rows[i * len(rows) // limit] for i in range(limit)]
+    if check_parallel(parallel) == "tensor" or world() < 2:
+        check_out(out, force)  # before a model is loaded; a process of several has a file of its own
     pair = loaded(target, draft, dtype, fast, device, parallel)
     with launched(len(rows), out, share=parallel == "data") as shard:
         options: dict[str, Any] = {"sampling": sampling, "caps": caps, "about": {"draft": draft, "fast": fast}}
@@ -157,7 +161,10 @@ def replay(
             raise InputError(f"--out must end in .parquet or .csv; got {out}")
     result = run(str(trace), chosen, cost)
     if out is not None:
-        result.steps.to_csv(out, index=False) if out.suffix == ".csv" else result.steps.to_parquet(out, index=False)
+        steps = result.steps
+        write_whole(
+            out, lambda to: steps.to_csv(to, index=False) if out.suffix == ".csv" else steps.to_parquet(to, index=False)
+        )
     totals = result.totals
     if as_json:
         print(json.dumps(totals))

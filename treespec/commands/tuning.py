@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from treespec.commands.options import (
@@ -20,18 +19,20 @@ from treespec.commands.options import (
     Force,
     Json,
     Seed,
+    Settings,
     Target,
     notes,
     progress_bar,
-    writable,
 )
+from treespec.console import plain_console
+from treespec.files import writable
 
 
 def tune(
     trace: Annotated[Path, typer.Argument(help="A trace of treespec record.")],
     cost: Cost = "measured",
     policy: Annotated[str, typer.Option(help="Names of policies to search, comma-separated, or 'all'.")] = "all",
-    settings: Annotated[int, typer.Option(min=1, help="Settings to try.")] = 1000,
+    settings: Settings = 1000,
     out: Annotated[Path | None, typer.Option(help="Where the result goes, for treespec export.")] = None,
     context: Context = 0,
     batch: Batch = 1,
@@ -59,6 +60,7 @@ def tune(
     Example: treespec tune t.parquet --cost measured --policy dynamic,bestfirst --out tuned.json
     """
     from treespec.confirm import confirm as check
+    from treespec.confirm import held_prompts
     from treespec.cost import load_cost
     from treespec.pairs import load_pair
     from treespec.prompts import mixed_prompts, read_prompts
@@ -69,7 +71,10 @@ def tune(
     if out is not None:
         writable(out, force)
     policy_types(policy)
+    rows = read_prompts(prompts or mixed_prompts()) if confirm else []  # a typo should not wait for the search
     model, recorded = load_cost(cost), Trace.load(trace)
+    if confirm:
+        held_prompts(recorded, rows, limit, seed)
     with progress_bar() as tell:
         found = run(
             recorded,
@@ -83,7 +88,7 @@ def tune(
         )
     result = found.as_dict()
     if confirm:
-        rows, pair = read_prompts(prompts or mixed_prompts()), load_pair(target, draft, dtype, fast)
+        pair = load_pair(target, draft, dtype, fast)
         with progress_bar() as tell:
             result["confirmed"] = check(
                 found.recommended["policy"],
@@ -108,7 +113,7 @@ def _show(result: dict[str, Any]) -> None:
         ratios = [f"{row[k]:.2f}×" for k in ("speedup", "held_out")]
         table.add_row(row["policy"], *numbers, *ratios, f"{100 * row['truncated_share']:.1f} %")
     table.title = f"best setting of each policy, {result['settings']} tried, cost {result['cost']['name']}"
-    console = Console(width=180, markup=False, highlight=False)
+    console = plain_console(180)
     console.print(table)
     best, held = result["recommended"], result["recommended"]["held_out"]
     low, high = held["speedup_ci"]

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from treespec.distill.store import Text
-from treespec.errors import InputError
-from treespec.files import write_whole
+from treespec.errors import InputError, TreespecError
+from treespec.files import check_regular, make_folder, write_whole
 
 EVERY = 100  # steps between checkpoints
 WARM_UP = 0.03  # shares of the run
@@ -117,7 +117,7 @@ def train(
         for step, rows in _order(texts, plan, start, steps):
             for group in made.param_groups:
                 group["lr"] = plan.rate * rate_factor(step, steps)
-            torch.manual_seed(plan.seed * 1_000_003 + step)  # of whatever noise the loss draws
+            torch.manual_seed((plan.seed * 1_000_003 + step) % 2**64)  # of whatever noise the loss draws
             value, figures = loss(rows, step / steps)
             value.backward()
             nn.utils.clip_grad_norm_([p for p in model.parameters() if p.requires_grad], 1.0)
@@ -161,9 +161,23 @@ def _save(
 
 def _resume(model: nn.Module, made: Any, path: Path, about: dict[str, Any]) -> tuple[int, list[Any], float | None]:
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         return 0, [], None
-    state = torch.load(path, weights_only=True, map_location="cpu")
+    try:
+        check_regular(path)
+        return _restored(model, made, path, about)
+    except TreespecError:
+        raise
+    except Exception as error:  # whatever a broken archive or a wrong state may raise
+        reason = (str(error).strip().splitlines() or [""])[0]
+        raise InputError(
+            f"{path} is no checkpoint that can be gone on with ({type(error).__name__}: {reason[:160]}); delete it to "
+            "start again"
+        ) from None
+
+
+def _restored(model: nn.Module, made: Any, path: Path, about: dict[str, Any]) -> tuple[int, list[Any], float | None]:
+    state = torch.load(path, weights_only=True, map_location="cpu")  # numbers, strings and tensors; no code
     odd = next((k for k in {**state["about"], **about} if state["about"].get(k) != about.get(k)), None)
     if odd is not None:
         raise InputError(
@@ -175,4 +189,7 @@ def _resume(model: nn.Module, made: Any, path: Path, about: dict[str, Any]) -> t
         for name, value in state["model"].items():
             named[name].copy_(value)
     made.load_state_dict(state["optimiser"])
-    return state["step"], state["losses"], state["smooth"]
+    step, losses, smooth = int(state["step"]), list(state["losses"]), state["smooth"]
+    if not 0 <= step <= about["steps"]:
+        raise ValueError(f"step {step} of {about['steps']}")
+    return step, losses, None if smooth is None else float(smooth)

@@ -18,7 +18,7 @@ from treespec.distill.loop import Plan, held_out, train
 from treespec.distill.prompts import training_prompts
 from treespec.errors import InputError
 from treespec.files import write_json, write_whole
-from treespec.head import load_head
+from treespec.head import HeadConfig, load_head
 from treespec.prompts import read_prompts
 
 POOL = 12_000  # so that asking for more answers later adds to those there are
@@ -117,16 +117,33 @@ def distill(
     return report
 
 
-def _check(recipe: Recipe, target: Any, tokenizer: Any, prompts: Any) -> None:
-    """What would only fail after hours of answers."""
+def check_recipe(recipe: Recipe, prompts: str | Path | None) -> None:
+    """What can be said before a target is loaded.
+
+    Args:
+        recipe: what is asked for.
+        prompts: a prompt file, or None for the repo's own training prompts.
+
+    Raises:
+        InputError: for what cannot be done.
+    """
     if recipe.kind not in KINDS:
         raise InputError(f"unknown kind of draft {recipe.kind!r}; known: {', '.join(KINDS)}")
     if recipe.start is not None and recipe.kind != "head":
         raise InputError("only a head can be gone on from; leave --start away for a language model")
+    if recipe.start is not None:
+        HeadConfig.read(recipe.start)
+    if prompts is not None:
+        read_prompts(prompts)
+    elif recipe.answers > POOL:
+        raise InputError(f"treespec's templates are used for at most {POOL:,} answers; got {recipe.answers:,}")
+
+
+def _check(recipe: Recipe, target: Any, tokenizer: Any, prompts: Any) -> None:
+    """What would only fail after hours of answers."""
+    check_recipe(recipe, prompts)
     if tokenizer is None:
         raise InputError("the target's folder has no tokenizer, which its prompts need; save one beside it")
-    if prompts is None and recipe.answers > POOL:
-        raise InputError(f"treespec's templates are used for at most {POOL:,} answers; got {recipe.answers:,}")
     config = target.config.get_text_config(decoder=True)
     width = target.get_input_embeddings().weight.shape[1]
     if width != config.hidden_size:

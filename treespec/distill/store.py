@@ -7,8 +7,9 @@ batch is made.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from torch import Tensor
 
 from treespec.distill.answers import Answer
 from treespec.errors import InputError
-from treespec.files import write_whole
+from treespec.files import check_regular, make_folder, read_json, write_json, write_whole
+
+NUMBERED = re.compile(r"part-\d{1,9}\.safetensors")
 
 
 @dataclass
@@ -57,10 +60,10 @@ class AnswerStore:
         self.folder = Path(folder)
         if about is None and not (self.folder / "about.json").exists():
             raise InputError(f"{self.folder} holds no answers; run `treespec distill` first")
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         note = self.folder / "about.json"
         if note.exists():
-            was = json.loads(note.read_text(encoding="utf-8"))
+            was = read_json(note)
             if about is not None and was != about:
                 odd = next(k for k in {**was, **about} if was.get(k) != about.get(k))
                 raise InputError(
@@ -69,27 +72,27 @@ class AnswerStore:
                 )
             about = was
         else:
-            write_whole(note, lambda path: path.write_text(json.dumps(about, indent=1), encoding="utf-8"))
+            write_json(note, about)
         self.about: dict[str, Any] = about or {}
 
     @property
     def parts(self) -> list[Path]:
         """The finished parts, in order."""
-        return sorted(self.folder.glob("part-*.safetensors"))
+        return sorted(p for p in self.folder.glob("part-*.safetensors") if NUMBERED.fullmatch(p.name))
 
     def done(self) -> set[int]:
         """Numbers of the prompts that have been answered."""
         out: set[int] = set()
         for part in self.parts:
-            with _opened(part) as file:
-                out |= set(file.get_tensor("index").tolist())
+            with _opened(part) as read:
+                out |= set(read("index").tolist())
         return out
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Write one part."""
         if not answers:
             return
-        number = 1 + max((int(part.stem.split("-")[1]) for part in self.parts), default=-1)
+        number = 1 + max((int(part.stem[5:]) for part in self.parts), default=-1)
         tensors = {
             "index": torch.tensor([a.job.index for a in answers]),
             "prompt": torch.tensor([len(a.job.prompt) for a in answers]),
@@ -104,10 +107,12 @@ class AnswerStore:
         """All answers, ordered by prompt number; features stay on disk until they are used."""
         out: dict[int, Text] = {}
         for part in self.parts:
-            with _opened(part) as file:
-                lengths, prompts = file.get_tensor("length").tolist(), file.get_tensor("prompt").tolist()
-                index, heat = file.get_tensor("index").tolist(), file.get_tensor("temperature").tolist()
-                tokens, features = file.get_tensor("tokens"), file.get_tensor("features")
+            with _opened(part) as read:
+                lengths, prompts, index, heat = (
+                    read(name).tolist() for name in ("length", "prompt", "index", "temperature")
+                )
+                tokens, features = read("tokens"), read("features")
+                _check_part(lengths, prompts, index, heat, tokens, features)
             at, row = 0, 0
             for n, p, i, t in zip(lengths, prompts, index, heat):
                 out.setdefault(i, Text(i, tokens[at : at + n], p, t, features[row : row + n - 1]))
@@ -115,8 +120,31 @@ class AnswerStore:
         return [out[i] for i in sorted(out)]
 
 
-def _opened(part: Path) -> Any:
+@contextmanager
+def _opened(part: Path) -> Iterator[Callable[[str], Tensor]]:
+    """A part as a function from names to tensors; whatever is wrong with it is one sentence."""
     try:
-        return safe_open(part, framework="pt")
-    except (SafetensorError, OSError) as error:
+        check_regular(part)
+        with safe_open(part, framework="pt") as file:
+            yield file.get_tensor
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
         raise InputError(f"{part} cannot be read ({error}); delete it and its answers are made again") from None
+
+
+def _check_part(
+    lengths: list[Any], prompts: list[Any], index: list[Any], heat: list[Any], tokens: Tensor, features: Tensor
+) -> None:
+    """Refuse a part whose tensors are not of the answers that it speaks of.
+
+    Raises:
+        ValueError: for any other number of anything.
+    """
+    columns = (lengths, prompts, index, heat)
+    if any(not isinstance(column, list) or len(column) != len(lengths) for column in columns):
+        raise ValueError("its tensors are of different numbers of answers")
+    if not all(isinstance(n, int) for column in columns[:3] for n in column) or min([*index, 0]) < 0:
+        raise ValueError("its numbers are no whole numbers")
+    if any(not 0 < p < n for p, n in zip(prompts, lengths)):
+        raise ValueError("an answer has no prompt, or nothing behind it")
+    if tokens.shape != (sum(lengths),) or features.dim() != 2 or len(features) != sum(lengths) - len(lengths):
+        raise ValueError("its tokens or features are not as many as it says")

@@ -12,27 +12,20 @@ import tempfile
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from treespec.errors import InputError, OutOfMemoryError
+from treespec.errors import InputError, OutOfMemoryError, TreespecError
 from treespec.launch import world
 from treespec.placement.devices import chosen_devices
 from treespec.placement.layout import PlacementPlan
-from treespec.placement.needs import model_needs
+from treespec.placement.needs import model_needs, source
 from treespec.placement.plan import check_divides, plan
 from treespec.placement.precision import FLOATS, NARROW, dtype_name
 
 DeviceMap = Mapping[str, int | str]
-
-
-def source(name: str) -> tuple[str, dict[str, str]]:
-    """A folder or hub id, and the ``gguf_file`` in it if a ``.gguf`` file was named."""
-    path = Path(name)
-    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (name, {})
 
 
 def load_weights(
@@ -57,7 +50,7 @@ def load_weights(
         OutOfMemoryError: saying what was allocated and what to lower.
     """
     where, file = source(name)
-    options: dict[str, Any] = {**file}
+    options: dict[str, Any] = {"trust_remote_code": False, **file}  # or transformers asks whether to run what is there
     if tensor_parallel:
         options["distributed_config"] = _divided(name)
     elif device_map is not None:
@@ -162,7 +155,9 @@ def one_sentence(name: str, device_map: DeviceMap | None) -> Iterator[None]:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise _out_of_memory(name, device_map) from error
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except TreespecError:
+        raise
+    except Exception as error:  # configs, weights and tokenizers raise whatever they like on a broken file
         if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
             raise _out_of_memory(name, device_map) from error
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

@@ -7,6 +7,7 @@ own cache says how many bytes a cached token takes in each layer.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -20,12 +21,13 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from treespec.cache import GROWTH, TreeCache
-from treespec.errors import InputError, UnsupportedModelError
-from treespec.files import read_json
+from treespec.errors import InputError, TreespecError, UnsupportedModelError
+from treespec.files import check_regular, read_json
 from treespec.placement.precision import Precision
 from treespec.prompts import data_dir
 from treespec.selfcheck import layer_kinds
 
+MOST_PARTS = 4096  # layers of a model, or experts of a layer
 REPLICATED = ("replicated", "sequence_parallel", "activation")  # tensor-parallel styles that shard no weight
 
 
@@ -145,11 +147,17 @@ def model_needs(name: str, dtype: str) -> Needs:
         UnsupportedModelError: if it is no decoder-only language model.
     """
     file = _config_file(name)
-    if file is None or not file.is_file():
+    if file is None or not os.path.isfile(file):
         config = load_config(name)
-        return _needs(name, config, dtype, empty_model(config))
-    config, model = _remembered(name, str(file), file.stat().st_mtime_ns)
-    return _needs(name, config, dtype, model)
+        model = empty_model(config)
+    else:
+        config, model = _remembered(name, str(file), file.stat().st_mtime_ns)
+    try:
+        return _needs(name, config, dtype, model)
+    except TreespecError:
+        raise
+    except Exception as error:  # arithmetic on whatever sizes the config gives
+        raise UnsupportedModelError(f"the config of {name!r} does not add up to a model: {_reason(error)}") from None
 
 
 @lru_cache(maxsize=8)
@@ -164,7 +172,20 @@ def _config_file(name: str) -> Path | None:
     if name == "smollm2" or name.endswith(".gguf"):
         return None
     shape = data_dir() / "configs" / f"{name.lower()}.json"
-    return shape if shape.is_file() else Path(name) if name.endswith(".json") else Path(name) / "config.json"
+    return shape if os.path.isfile(shape) else Path(name) if name.endswith(".json") else Path(name) / "config.json"
+
+
+def source(name: str) -> tuple[str, dict[str, str]]:
+    """A folder or hub id, and the ``gguf_file`` in it if a ``.gguf`` file was named.
+
+    Raises:
+        InputError: if reading there might never end.
+    """
+    path = Path(name)
+    for file in path.iterdir() if os.path.isdir(path) else [path]:
+        if os.path.exists(file) and not os.path.isdir(file):
+            check_regular(file)
+    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (name, {})
 
 
 def load_config(name: str) -> Any:
@@ -183,16 +204,33 @@ def load_config(name: str) -> Any:
             from treespec.pairs import embedded_target
 
             name = str(embedded_target())
-        where, options = (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (name, {})
-        return AutoConfig.from_pretrained(where, **options)
-    except InputError:
+        where, options = source(name)
+        return AutoConfig.from_pretrained(where, trust_remote_code=False, **options)
+    except TreespecError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except Exception as error:  # configs check themselves, each in its own way
         raise InputError(
-            f"cannot read the config of {name!r}: {reason[:160]}; give a folder, a config.json, a hub id or one of "
+            f"cannot read the config of {name!r}: {_reason(error)}; give a folder, a config.json, a hub id or one of "
             f"{', '.join(sorted(known))}"
         ) from None
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what somebody else's error says."""
+    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+
+
+def _check_sizes(content: Any) -> None:
+    """Refuse a config with numbers that no model has: building one of a billion layers would not end.
+
+    Raises:
+        UnsupportedModelError: naming the first.
+    """
+    for name, value in content.items() if isinstance(content, dict) else ():
+        most = MOST_PARTS if any(word in str(name) for word in ("layer", "expert")) else 2**31
+        if isinstance(value, int) and abs(value) > most:
+            raise UnsupportedModelError(f"a config with {name}={value} is no model's; at most {most:,} are believed")
+        _check_sizes(value)
 
 
 def _needs(name: str, config: Any, dtype: str, model: Any) -> Needs:
@@ -222,12 +260,14 @@ def empty_model(config: Any) -> Any:
         UnsupportedModelError: if it cannot be built or has no language-model head.
     """
     try:
+        _check_sizes(config.to_dict())
         with init_empty_weights(include_buffers=True):
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    except (ValueError, RuntimeError, AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
-        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
+    except TreespecError:
+        raise
+    except Exception as error:  # a model's own arithmetic on whatever sizes it was given
         raise UnsupportedModelError(
-            f"a config of type {getattr(config, 'model_type', '?')!r} gives no causal language model: {reason}"
+            f"a config of type {getattr(config, 'model_type', '?')!r} gives no causal language model: {_reason(error)}"
         ) from None
     if model.get_output_embeddings() is None or model.get_input_embeddings() is None:
         raise UnsupportedModelError(f"a model of type {config.model_type!r} has no language-model head")
@@ -325,9 +365,7 @@ def head_needs(folder: str, dtype: str) -> Needs:
     """
     from treespec.head import FeatureHead, HeadConfig
 
-    content = read_json(Path(folder) / "config.json")
-    content.pop("model_type", None)
-    shape = HeadConfig(**content)
+    shape = HeadConfig.read(folder)
     precision = Precision.named(dtype)
     with torch.device("meta"):
         rows = torch.empty(shape.vocabulary, shape.hidden_size)

@@ -6,9 +6,9 @@ from html import escape
 from io import StringIO
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
+from treespec.console import plain_console
 from treespec.draw import STYLE
 from treespec.marks import BLUE, GREEN, GREY, LIGHT, ORANGE, PURPLE, VERMILION
 
@@ -73,7 +73,7 @@ def plan_table(plan: PlacementPlan) -> Table:
 
 def plan_text(plan: PlacementPlan) -> str:
     """The table as plain text."""
-    console = Console(file=StringIO(), width=160, markup=False, highlight=False)
+    console = plain_console(160, file=StringIO())
     console.print(plan_table(plan))
     assert isinstance(console.file, StringIO)
     return console.file.getvalue().rstrip()

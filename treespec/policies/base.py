@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -223,6 +222,6 @@ def number(name: str, value: Any, low: float, high: float, *, open_low: bool = F
     Raises:
         PolicyError: with the parameter, its value and the range.
     """
-    ok = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not ok or not (low < value if open_low else low <= value) or value > high:
+    ok = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not ok or not (low < value if open_low else low <= value) or not value <= high:  # nor is NaN
         raise PolicyError(f"{name} must be in {'(' if open_low else '['}{low:g}, {high:g}]; got {value!r}")

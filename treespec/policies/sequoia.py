@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 
 from treespec.errors import PolicyError
-from treespec.files import read_json
+from treespec.files import read_json, reals
 from treespec.policies.base import Decision, Frontier, Policy, present_children, reasons, whole
 from treespec.policies.shape import StaticTree, best_tree
 from treespec.policies.space import Space, Whole
@@ -26,9 +26,10 @@ def read_acceptance(where: str) -> tuple[float, ...]:
         PolicyError: if it holds no such list.
     """
     vector = read_json(data_dir() / "sequoia.json" if where == EMBEDDED else where).get("acceptance")
-    if not isinstance(vector, list) or not all(isinstance(p, (int, float)) for p in vector):
-        raise PolicyError(f"{where} must hold 'acceptance', a list of probabilities by rank")
-    return tuple(float(p) for p in vector)
+    try:
+        return reals(vector)
+    except TypeError:
+        raise PolicyError(f"{where} must hold 'acceptance', a list of probabilities by rank") from None
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from filelock import FileLock, Timeout
 
 from treespec.api import make_drafter, start
 from treespec.drafters.base import Drafter
-from treespec.errors import TraceError
-from treespec.files import write_whole
+from treespec.errors import InputError, TraceError, TreespecError
+from treespec.files import make_folder, replaceable, write_whole
 from treespec.model import TreeModel
 from treespec.pairs import Pair, chat_ids
 from treespec.peers import peers
@@ -229,6 +229,20 @@ def _rows(tree: TokenTree, offered: list[int], position: int, room: int, followi
     }
 
 
+def check_out(out: Path, force: bool) -> None:
+    """Refuse, before any work, to record over something.
+
+    Raises:
+        TraceError: if ``out`` exists and ``force`` is not given, or is a folder.
+    """
+    if os.path.lexists(out) and not force:
+        raise TraceError(f"{out} exists; give another --out, or --force to replace it")
+    try:
+        replaceable(out)
+    except InputError as error:
+        raise TraceError(str(error)) from None
+
+
 class _Parts:
     """The folder of finished prompts beside a trace that is being recorded; one process at a time."""
 
@@ -238,20 +252,19 @@ class _Parts:
         self._lock = FileLock(str(self.folder) + ".lock", timeout=0)
 
     def __enter__(self) -> _Parts:
-        if self.out.exists() and not self.force:
-            raise TraceError(f"{self.out} exists; give another --out, or --force to replace it")
+        check_out(self.out, self.force)
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
-        except OSError as error:
-            reason = "another process records it" if isinstance(error, Timeout) else error.strerror
+        except (OSError, ValueError) as error:
+            reason = "another process records it" if isinstance(error, Timeout) else getattr(error, "strerror", error)
             raise TraceError(f"cannot record {self.out}: {reason}") from None
         try:
             self._check()
-        except TraceError:
+            make_folder(self.folder)
+        except TreespecError:
             self._lock.release()
             raise
-        self.folder.mkdir(exist_ok=True)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -292,6 +305,9 @@ class _Parts:
             prompts += infos
         whole_file = self.folder / "whole.parquet"  # in there: a kill leaves no litter beside the trace
         write_groups(whole_file, tables, self.about, prompts)
-        os.replace(whole_file, self.out)
+        try:
+            os.replace(whole_file, self.out)
+        except OSError as error:
+            raise TraceError(f"cannot write {self.out}: {error.strerror}; its parts are in {self.folder}") from None
         shutil.rmtree(self.folder)
         return prompts

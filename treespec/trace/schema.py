@@ -22,6 +22,7 @@ room     int16   levels that a tree rooted here may have: what is left of the te
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from treespec.errors import PolicyError, TraceError
+from treespec.files import check_regular, parse_json
 from treespec.policies.base import number, whole
 
 SCHEMA = 1
@@ -113,6 +115,20 @@ class PromptInfo:
     new_tokens: int
     last: int
 
+    def check(self) -> None:
+        """Refuse what no recording writes.
+
+        Raises:
+            TypeError: naming it.
+        """
+        for name in ("number", "prompt_tokens", "new_tokens", "last"):
+            value = getattr(self, name)
+            least = 0 if name in ("number", "last") else 1
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
+                raise TypeError(f"{name} of a prompt is {value!r}")
+        if not isinstance(self.id, str) or not isinstance(self.category, str):
+            raise TypeError("id and category of a prompt must be text")
+
     @property
     def positions(self) -> int:
         """Roots of this prompt: every new token but the last."""
@@ -136,6 +152,7 @@ def write_groups(path: Path, groups: list[pa.Table], about: dict[str, Any], prom
         use_dictionary=DICTIONARY,
         column_encoding=ENCODING,
         write_statistics=["prompt", "position"],
+        write_page_checksum=True,
     ) as writer:
         for table in groups:
             if len(table):
@@ -149,13 +166,17 @@ def read_file(path: str | Path) -> tuple[pa.Table, dict[str, Any], list[PromptIn
     Raises:
         TraceError: if it cannot be read, is no trace, or comes from a newer treespec.
     """
+    if not os.path.lexists(path):
+        raise TraceError(f"there is no trace {path}; make one with treespec record")
     try:
-        file = pq.ParquetFile(path)
+        check_regular(path)
+        file = pq.ParquetFile(path, page_checksum_verification=True)
         about = read_about(file.schema_arrow.metadata, path)
         table = file.read()
-    except FileNotFoundError:
-        raise TraceError(f"there is no trace {path}; make one with treespec record") from None
-    except (pa.ArrowException, OSError) as error:
+        table.validate(full=True)
+    except TraceError:
+        raise
+    except (pa.ArrowException, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:160]
         raise TraceError(f"{path} cannot be read as Parquet ({reason}); it may be cut short: record it again") from None
     if table.schema.remove_metadata() != COLUMNS:
@@ -163,9 +184,9 @@ def read_file(path: str | Path) -> tuple[pa.Table, dict[str, Any], list[PromptIn
     try:
         prompts = [PromptInfo(**p) for p in about.pop("prompts")]
         Caps(**about["caps"])
-        if any(not isinstance(p.id, str) or min(p.number, p.new_tokens - 1) < 0 for p in prompts):
-            raise TypeError("a prompt without id or tokens")
-    except (KeyError, TypeError, PolicyError) as error:
+        for about_prompt in prompts:
+            about_prompt.check()
+    except (KeyError, TypeError, AttributeError, PolicyError) as error:
         raise TraceError(f"{path} says nothing of its prompts or caps that can be understood ({error})") from None
     return table, about, prompts
 
@@ -177,9 +198,9 @@ def read_about(metadata: dict[bytes, bytes] | None, path: str | Path) -> dict[st
         TraceError: if it is no trace, or a newer treespec's.
     """
     try:
-        about = json.loads((metadata or {})[KEY])
+        about = parse_json((metadata or {})[KEY].decode("utf-8"))
         number = about["schema"]
-        if not isinstance(number, int):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise TypeError("its schema is no number")
     except (KeyError, ValueError, TypeError):
         raise TraceError(f"{path} is a Parquet file but not a treespec trace; make one with treespec record") from None

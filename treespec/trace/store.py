@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from treespec.files import write_whole
 from treespec.trace.index import Index
 from treespec.trace.schema import Caps, PromptInfo, read_file, write_groups
 from treespec.tree import TokenTree
+
+LEAST_LOGP = -1e30  # a path of finite ones sums up to a finite one
 
 
 @dataclass(eq=False)
@@ -141,7 +144,22 @@ def _sound(nodes: dict[str, np.ndarray], counts: Sequence[int]) -> bool:
         and (nodes["rank"] >= 0).all()
         and (np.diff(nodes["rank"][inner])[siblings] > 0).all()
         and (nodes["logp"] <= 0).all()
+        and ((nodes["logp"] > LEAST_LOGP) | np.isneginf(nodes["logp"])).all()
+        and (nodes["token"] >= 0).all()
+        and (nodes["position"] >= 1).all()
+        and (nodes["room"] >= 0).all()
+        and (nodes["offered"] >= -1).all()
+        and not (nodes["entropy"] < 0).any()
+        and not np.isinf(nodes["entropy"]).any()
+        and _one_text(nodes["is_true"], inner, above)
     )
+
+
+def _one_text(is_true: np.ndarray, inner: np.ndarray, above: np.ndarray) -> bool:
+    """Whether the true nodes of every tree are one path from its root: what was accepted is counted along it."""
+    below = is_true[inner]
+    parents = above[below]
+    return bool(is_true[~inner].all() and is_true[parents].all() and (np.diff(parents) > 0).all())
 
 
 def merge(paths: Sequence[str | Path], out: str | Path, force: bool = False) -> list[PromptInfo]:
@@ -158,7 +176,7 @@ def merge(paths: Sequence[str | Path], out: str | Path, force: bool = False) -> 
     Raises:
         TraceError: if ``out`` exists, or the traces differ in a setting, share a prompt, or cannot be read.
     """
-    if Path(out).exists() and not force:
+    if os.path.lexists(out) and not force:
         raise TraceError(f"{out} exists; give another name, or --force to replace it")
     if not paths:
         raise TraceError("nothing to merge: give at least one trace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -147,7 +148,7 @@ class LiveDecoder(Panel):
         asked, out = self.asked or self._read(), Path(self.file.value.strip())
         if not out.name:
             raise TraceError("name a file to record to, such as live.parquet")
-        if out.exists():
+        if os.path.lexists(out):
             raise TraceError(f"{out} exists and is left as it is; name another file")
         self._busy(True, stop=False)
         self._say(f"recording {out} …")
