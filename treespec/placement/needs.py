@@ -187,10 +187,10 @@ def load_config(name: str) -> Any:
         return AutoConfig.from_pretrained(where, **options)
     except InputError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    except Exception as error:  # a config may hold anything, and a damaged .gguf file breaks its reader in many ways
+        reason = " ".join(str(error).split())[:160].rstrip(".") or type(error).__name__
         raise InputError(
-            f"cannot read the config of {name!r}: {reason[:160]}; give a folder, a config.json, a hub id or one of "
+            f"cannot read the config of {name!r}: {reason}; give a folder, a config.json, a hub id or one of "
             f"{', '.join(sorted(known))}"
         ) from None
 
