@@ -531,3 +531,55 @@ def test_a_draft_of_permuted_ids_is_lossless_and_its_uselessness_shows(llama):
     assert own["lossless"] and own["tokens_per_step"] < 1.2 and plain["tokens_per_step"] == 1.0
     assert own["draft_ms"] > 0 and own["nodes"] > 3
     assert own["speedup"] < 1, "three draft forwards for nothing cost something"
+
+
+# --- Q1: absurd settings -------------------------------------------------------------------------------------------------
+
+ABSURD = """uniform:depth=1,width=200|uniform:depth=2,width=90|uniform:depth=64,width=1|linear:gamma=256|linear:confidence=1|
+linear:svip=1e-9|threshold:tau=1|threshold:tau=0,width=90,depth=2,budget=8192|threshold:budget=1|dynamic:tau=1|dynamic:tau=0|
+dynamic:budget=1|dynamic:low=0,high=1e-9|dynamic:low=99,high=100,tau=0,depth=1,deep=64,budget=2|dynamic:tau=auto,low=0,high=99|
+dynamic:mid_widths=200/1000,low=0,high=99,tau=0,depth=2,deep=2|dynamic:scope=level,tau=0,low=0,high=99|specinfer:expansion=200|
+specinfer:expansion=97/80|eagle2:total=2,depth=1,top_k=1|eagle2:top_k=97,depth=2,total=4096|opttree:budget=1|opttree:delta=0|
+sequoia:acceptance=0/0/0|sequoia:acceptance=1|sequoia:acceptance=0.5/0.5,budget=200,depth=64|bestfirst:budget=1,depth=1|
+bestfirst:floor=1|bestfirst:floor=0,depth=3,budget=200|throughput:cost=article,rate=1e9|throughput:cost=article,rate=1e-9"""
+
+
+@pytest.mark.parametrize("spec", ABSURD.replace("\n", "").split("|"))
+def test_absurd_but_legal_trees_leave_the_text_alone(llama, twin, stranger, spec):
+    """Wider than the vocabulary, deeper than the text, empty by its own threshold: the text is plain decoding's."""
+    want, penalised = reference(llama, prompt(5), 9), reference(llama, prompt(5), 9, repetition_penalty=1.3)
+    for draft in (twin, stranger, "ngram"):
+        got = turn(llama, prompt(5), draft=draft, policy=spec, new=9)
+        assert torch.equal(got.sequences, want), draft
+        assert all(event.nodes <= len(event.tree) and not event.tree.kept()[0].children()[0].keys() - set(range(VOCAB))
+                   for event in got.steps)  # fmt: skip
+    assert torch.equal(
+        turn(llama, prompt(5), draft=twin, policy=spec, new=9, repetition_penalty=1.3).sequences, penalised
+    )
+    three = build("llama", vocab_size=3)
+    got = turn(three, torch.tensor([[1, 2]]), draft=build("llama", vocab_size=3, seed=4), policy=spec, new=9)
+    assert torch.equal(got.sequences, reference(three, torch.tensor([[1, 2]]), 9))
+
+
+# --- N2, N3, N5: half precision ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("attn", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["llama", "llama-one-kv-head", "gemma3-window-8", "gpt2"])
+def test_half_precision_trees_at_every_cached_length(name, attn, dtype):
+    """Masks are of the model's dtype and shape-agnostic: finite, and as far from the float32 oracle as rounding goes."""
+    half, exact = build(name, attn, dtype=dtype, scale=2.0), build(name, attn="eager", scale=2.0)
+    exact.load_state_dict(half.float().state_dict())
+    half.to(dtype)
+    tree = treespec.TokenTree.from_lists([11, 22, 33, 44, 55], [-1, 0, 0, 1, 2])
+    owner = TreeModel.of(half)
+    with torch.no_grad():
+        for length in (1, 7, 8, 9, *range(31, 67, 1 if name == "llama" else 7)):
+            session, ids = owner.session(16), prompt(length)
+            session.extend(ids[0].tolist(), logits="none")
+            got = session.tree(tree.token.tolist(), tree.depth.tolist(), tree.ancestors())
+            assert got.dtype == dtype and bool(got.isfinite().all())
+            for node in (0, 3, 4):
+                want = exact(torch.cat([ids, tree.token[tree.path(node)][None]], 1)).logits[0, -1]
+                assert float((got[node].float() - want).abs().max()) < 0.15 * float(want.std()), (length, node)
