@@ -583,3 +583,75 @@ def test_half_precision_trees_at_every_cached_length(name, attn, dtype):
             for node in (0, 3, 4):
                 want = exact(torch.cat([ids, tree.token[tree.path(node)][None]], 1)).logits[0, -1]
                 assert float((got[node].float() - want).abs().max()) < 0.15 * float(want.std()), (length, node)
+
+
+# --- D5, N8: models that must not be moved; K3: rows of logits; O2: no limit given ---------------------------------------
+
+
+class Int8(torch.nn.Module):
+    """A linear layer of 8-bit weights, as a quantiser leaves it: its only parameter is no float."""
+
+    def __init__(self, linear):
+        super().__init__()
+        weight = linear.weight.detach()
+        self.scale = weight.abs().amax(1, keepdim=True) / 127
+        self.weight = torch.nn.Parameter((weight / self.scale).round().to(torch.int8), requires_grad=False)
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.weight.to(x.dtype) * self.scale.to(x.dtype))
+
+
+def quantised(seed=1):
+    """A Llama with 8-bit layers between its embedding and its head that says no to being moved or cast."""
+    model = build("llama", seed=seed)
+    for layer in model.model.layers:
+        for part in (layer.self_attn, layer.mlp):
+            for name, child in list(part.named_children()):
+                if isinstance(child, torch.nn.Linear):
+                    setattr(part, name, Int8(child))
+
+    def refuse(*args, **kwargs):
+        raise ValueError("a dispatched or quantised model cannot be moved")
+
+    for name in ("to", "cuda", "cpu", "half", "float", "bfloat16", "double", "_apply"):
+        setattr(model, name, refuse)
+    return model
+
+
+@pytest.mark.parametrize("fast", ["off", "cpu", "lean"])
+def test_a_model_that_was_given_is_never_moved(tmp_path, fast):
+    target, draft = quantised(), quantised()
+    speed_up(target, fast)
+    owner = TreeModel.of(target)
+    assert owner.dtype == torch.float32 and owner.device.type == "cpu" and owner.lean is None
+    want = reference(quantised(), prompt(6), 12)
+    for guess in (draft, "ngram", target):
+        assert torch.equal(turn(target, prompt(6), draft=guess, new=12).sequences, want)
+    pair = Pair(target, draft, characters(), "int8")
+    asked = [Prompt("a", "any", ["abcab"])]
+    rows = compare(pair, asked, parse_policies("plain,linear:gamma=3"), max_new_tokens=8)["rows"]
+    assert rows[1]["lossless"] and rows[1]["tokens_per_step"] > 3
+    assert record(pair, asked, tmp_path / "t.parquet", sampling=Sampling(max_new_tokens=6))[0].new_tokens == 6
+
+
+@pytest.mark.parametrize("more", [{}, dict(repetition_penalty=1.2), dict(rule="rrs", do_sample=True),
+                                  dict(output_logits=True, return_dict_in_generate=True)], ids=str)  # fmt: skip
+def test_logits_are_made_for_trees_and_never_for_the_prompt(more):
+    target, draft, rows = build("llama"), build("llama"), []
+    TreeModel.of(target), TreeModel.of(draft, "draft")
+    for model in (target, draft):
+        model.lm_head.register_forward_hook(lambda m, i, o: rows.append(o.shape[1]))
+    got = turn(target, prompt(200), draft=draft, policy="uniform:depth=2,width=2", new=12, **more)
+    assert max(rows) == 7 and len(rows) > 12
+    kept = [v for event in got.steps for v in vars(event).values() if torch.is_tensor(v)]
+    assert kept == [] and all(not event.tree.laws for event in got.steps)
+
+
+def test_without_any_limit_it_is_transformers_own(llama, twin):
+    want = llama.generate(prompt(5), **GREEDY)
+    for ids, more in ((prompt(5), {}), (prompt(5), dict(max_length=9)), (prompt(5), dict(max_length=9, max_new_tokens=3)),
+                      (prompt(5), dict(generation_config=T.GenerationConfig(max_new_tokens=7, pad_token_id=0)))):  # fmt: skip
+        own = {k: v for k, v in GREEDY.items() if "generation_config" not in more}
+        want = llama.generate(ids, **own, **more)
+        got = treespec.generate(llama, twin, ids, policy="linear:gamma=9", **own, **more)
+        assert torch.equal(got.sequences, want), more
