@@ -202,7 +202,8 @@ def make_drafter(draft: Any, owner: TreeModel) -> Drafter | None:
         check_fits(draft.config, owner.model)
         return HeadDrafter(draft)
     if not hasattr(draft, "config"):
-        raise InputError(f"draft must be a causal LM, a feature head, a Drafter, 'ngram' or None; got {draft!r}")
+        got = repr(draft) if isinstance(draft, (str, int, float)) else f"a {type(draft).__name__}"
+        raise InputError(f"draft must be a causal LM, a feature head, a Drafter, 'ngram' or None; got {got}")
     check_vocabularies(owner.vocabulary, int(draft.config.get_text_config(decoder=True).vocab_size))
     return ModelDrafter(draft)
 
@@ -248,6 +249,8 @@ def token_ids(inputs: Any, tokenizer: Any, owner: TreeModel) -> tuple[Tensor, Te
             raise InputError("a text prompt needs tokenizer=; or pass token ids")
         inputs = tokenizer(inputs, return_tensors="pt")
     if isinstance(inputs, Mapping):
+        if "input_ids" not in inputs:
+            raise InputError(f"the prompt must hold input_ids; got {', '.join(map(repr, inputs)) or 'nothing'}")
         mask, inputs = inputs.get("attention_mask"), inputs["input_ids"]
     if isinstance(inputs, Sequence):
         try:
