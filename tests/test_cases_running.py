@@ -656,3 +656,25 @@ def test_without_any_limit_it_is_transformers_own(llama, twin):
         want = llama.generate(ids, **own, **more)
         got = treespec.generate(llama, twin, ids, policy="linear:gamma=9", **own, **more)
         assert torch.equal(got.sequences, want), more
+
+
+# --- K2: compiled by the caller ------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_the_caller_compiled():
+    """Trees of every size: a handful of graphs, then no more, and no failure."""
+    torch._dynamo.reset()
+    graphs = []
+
+    def count(module, example):
+        graphs.append(1)
+        return module.forward
+
+    target = torch.compile(build("llama"), backend=count, dynamic=True)
+    turn(target, prompt(6), policy="threshold:tau=0.01,budget=5", new=30)
+    first = len(graphs)
+    got = turn(target, prompt(6), policy="threshold:tau=0.01,budget=12", new=60)
+    assert torch.equal(got.sequences, reference(build("llama"), prompt(6), 60))
+    assert len({event.nodes for event in got.steps}) > 3, "trees of several sizes"
+    assert 0 < first <= 12 and len(graphs) - first <= 4
+    torch._dynamo.reset()

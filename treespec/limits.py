@@ -76,7 +76,7 @@ class Limits:
         if kind == "longrope":
             original = rope.get("original_max_position_embeddings")
             limits.switch = int(original or getattr(config, "original_max_position_embeddings", None) or context)
-            limits.recompute = "prepare_inputs_for_generation" in type(model).__dict__
+            limits.recompute = "prepare_inputs_for_generation" in type(getattr(model, "_orig_mod", model)).__dict__
         return limits
 
     def check_prompt(self, prompt: int, new: int) -> None:

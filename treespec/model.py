@@ -21,7 +21,7 @@ from treespec.errors import OutOfMemoryError
 from treespec.launch import is_divided, lost, peer_error
 from treespec.lean import lean_forward
 from treespec.limits import Limits, lock_of
-from treespec.selfcheck import check_support, layer_kinds, self_check
+from treespec.selfcheck import bare, check_support, layer_kinds, self_check
 
 
 class Output(NamedTuple):
@@ -66,7 +66,7 @@ class TreeModel:
         self.attention = str(getattr(config, "_attn_implementation", "eager"))
         self.lean = lean_forward(model)
         self.divided = is_divided(model)
-        self._keep_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._keep_logits = "logits_to_keep" in inspect.signature(bare(model).forward).parameters
 
     @classmethod
     def of(cls, model: Any, role: str = "target") -> TreeModel:
