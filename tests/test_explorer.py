@@ -1,6 +1,8 @@
 """The explorer's Python side: what its controls do to its figures is what the library computes. No browser."""
 
+import asyncio
 import dataclasses
+import itertools
 import json
 import math
 
@@ -300,3 +302,53 @@ def test_a_given_cost_model_stays_among_the_choices():
     controls = CostControls(dataclasses.replace(CURVE))
     assert controls.cost == CURVE and controls.spec == "quick"
     controls.close()
+
+
+def test_a_slider_set_fifty_times_replays_the_last_value_and_old_dashboards_keep_still(trace, monkeypatch):
+    made = [TreeExplorer(trace, SPEC, CURVE, compare=False) for _ in range(3)]  # a cell without an id, run three times
+    for explorer in made:
+        settle(explorer)
+    calls = []
+    whole = Study.replay
+    monkeypatch.setattr(
+        Study, "replay", lambda self, policy: (calls.append((self, policy.spec())), whole(self, policy))[1]
+    )
+    tau = made[-1].controls.parameters["tau"]
+
+    async def drag():
+        for (_, value), _ in zip(itertools.cycle(tau.options), range(50)):
+            tau.value = value
+        await asyncio.sleep(0.3)
+
+    asyncio.run(drag())
+    settle(made[-1])
+    assert {study for study, _ in calls} == {made[-1].study} and {spec for _, spec in calls} == {made[-1].controls.spec}
+    for explorer in made:
+        explorer.close()
+
+
+@pytest.mark.parametrize("button", ["recommend", "export", "tables", "copy", "reset", "ahead"])
+def test_an_error_behind_any_button_is_shown_and_the_button_comes_back(explorer, monkeypatch, button):
+    def broken(*args, **kwargs):
+        raise RuntimeError("nobody <expected> this")
+
+    explorer.controls.parameters["budget"].value = 5
+    settle(explorer)
+    for name in ("search", "explain"):
+        monkeypatch.setattr(explorer.study, name, broken)
+    for name in ("export_html", "as_code"):
+        monkeypatch.setattr(module, name, broken)
+    monkeypatch.setattr("treespec.widgets.page.table_html", broken)
+    widget = getattr(explorer, button)
+    if hasattr(widget, "click"):
+        widget.click()
+    else:
+        widget.value = True
+    explorer.wait("search", PATIENCE)
+    assert "RuntimeError: nobody &lt;expected&gt; this" in explorer.notice.value
+    assert widget.disabled is False and explorer.bar.layout.display == "none"
+
+
+def test_its_still_holds_the_figures_points(explorer):
+    still = explorer._repr_mimebundle_()["text/html"]
+    assert explorer.status.value in still and still.count("<details>") >= 4 and "tokens in" in still

@@ -11,20 +11,25 @@ import torch
 
 from treespec import Reason, TokenTree
 from treespec.cost import CostCurve, typed_curve
+from treespec.draw import tree_html
+from treespec.events import Stats
 from treespec.marks import ACCEPTED, DEAD, KEPT, STRATEGIES, level_entropy, places
 from treespec.plots import (
     cost_figure,
     entropy_figure,
     figure_html,
     frontier_figure,
+    step_figure,
     table_html,
     time_figure,
     token_texts,
     tree_figure,
 )
 from treespec.plots.costs import measured_rows, phases
+from treespec.plots.laws import law_figure, trail_figure
 from treespec.plots.rows import plain_ms
 from treespec.plots.style import redraw, safe
+from treespec.plots.teaching import bars_figure, lines_figure
 from treespec.plots.trees import KINDS, tree_parts
 from treespec.policies import POLICIES
 from treespec.trace import Caps, PromptInfo, Trace, replay
@@ -225,3 +230,65 @@ def test_a_figure_as_text_has_a_line_per_point():
     html = figure_html(tree_figure(every_reason(), bonus=99))
     assert html.count("<tr>") == 1 + 8 + 1 + 1 + 2  # head, nodes, star, dash, entropy bars
     assert "pruned: over budget" in html and Reason.OVER_BUDGET in DEAD
+
+
+def strict(figure):
+    """What the figure sends to a page, which must be JSON without NaN."""
+    return json.dumps(figure.to_dict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -3.0])
+def test_a_tree_of_any_numbers_is_drawn(dtype, value):
+    plain = every_reason()
+    logs = {name: getattr(plain, name).clone() for name in ("logp", "log_path", "entropy")}
+    for name in logs:
+        logs[name][3:6] = value
+        logs[name] = logs[name].to(dtype).requires_grad_()
+    tree = dataclasses.replace(plain, **logs)
+    assert tree.logp.dtype == torch.float32 and not tree.logp.requires_grad
+    strict(tree_figure(tree, bonus=3, selected=4))
+    page = tree_html(tree, 3)
+    assert (
+        page.count("<circle") + page.count("<rect") >= 2
+        and 'r="nan"' not in page
+        and "inf" not in page.partition("<title>")[0]
+    )
+    repr(tree)
+
+
+@pytest.mark.parametrize("broken", [{"tokens_per_step": 0.0}, {"step_ms": 0.0}, {"step_ms": math.nan}, {"tokens_per_step": math.inf},
+                                    {"verify_ms": math.nan}, {"draft_ms": torch.tensor(3.0, dtype=torch.bfloat16)}], ids=str)  # fmt: skip
+def test_rows_without_steps_or_numbers_leave_the_others_drawn(broken):
+    good, bad = row(strategy="A", ms=50.0), row(strategy="B", speedup_ci=[math.nan, math.nan]) | broken
+    for rows in ([good, bad], [bad]):
+        for you in (None, bad, good):
+            strict(frontier_figure(rows, you=you))
+        strict(time_figure(rows))
+    shown = frontier_figure([good, bad]).data[4]
+    assert shown.x[0] == 50.0 and len(shown.x) == (2 if set(broken) <= {"verify_ms", "draft_ms"} else 1)
+    table_html([good, bad])
+
+
+def test_steps_of_nothing():
+    none = Stats.of([])
+    assert none.tokens_per_step == none.nodes == none.tokens_per_second == 0.0 and none.per_step_ms("draft") == 0.0
+    json.dumps(none.as_dict(), allow_nan=False)
+    strict(step_figure([]))
+
+
+def test_teaching_figures_take_tensors_and_gaps():
+    ys = torch.tensor([1.0, math.nan, 3.0, math.inf], dtype=torch.bfloat16).requires_grad_()
+    figure = lines_figure(
+        "?", {"a": (torch.arange(4), ys), "b": ([1, 2], [torch.tensor(0.5), -math.inf])}, x="x", y="y"
+    )
+    strict(figure)
+    assert list(figure.data[0].y) == [1.0, None, 3.0, None] and list(figure.data[1].y) == [0.5, None]
+    strict(lines_figure("?", {"a": ([0, 1], [math.nan] * 2)}, x="x", y="y", log_y=True))
+    bars = bars_figure(
+        "?", {"a": torch.tensor(2.0).bfloat16(), "b": math.nan}, unit="ms", intervals={"a": (1.0, math.inf)}
+    )
+    strict(bars)
+    assert list(bars.data[0].x) == [2.0, 0.0] and [a.text for a in bars.layout.annotations] == ["2", "–"]
+    strict(law_figure({(0,): 0.5, (1,): 0.5}, {}, {}, ["a", "b"]))
+    strict(trail_figure([(10, math.nan, 0.5), (20, 0.1, math.inf)]))

@@ -1,7 +1,9 @@
 """Shared behaviour of the dashboards: the last value wins, errors show, jobs stop, closing frees everything."""
 
 import asyncio
+import gc
 import threading
+import weakref
 
 import ipywidgets
 import pytest
@@ -176,3 +178,50 @@ def test_a_job_can_be_waited_for():
     assert not job.wait(0.01) and job.running
     gate.set()
     assert job.wait(SECONDS) and not job.running
+
+
+class Held:
+    """Something large that a failing callback had in hand."""
+
+
+def test_an_error_on_show_keeps_nothing_of_where_it_happened(panel):
+    held = []
+
+    def fail():
+        big = Held()
+        held.append(weakref.ref(big))
+        try:
+            raise KeyError("first")
+        except KeyError as error:
+            raise RuntimeError("then") from error
+
+    panel.attempt(fail)
+    panel.start("fail", lambda job: fail())
+    assert panel.wait("fail", SECONDS)
+    assert isinstance(panel.error, RuntimeError) and "test_widgets_base.py" in panel.notice.value
+    gc.collect()
+    assert [big() for big in held] == [None, None]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt("stop"), SystemExit(3), RuntimeError(), MemoryError("full")])
+def test_whatever_ends_a_job_is_shown_and_the_buttons_come_back(panel, error):
+    def work(job):
+        panel.draw(lambda: setattr(panel.button, "disabled", True))
+        raise error
+
+    panel.start("fail", work, done=lambda: setattr(panel.button, "disabled", False))
+    assert panel.wait("fail", SECONDS)
+    assert panel.button.disabled is False and type(error).__name__ in panel.notice.value
+
+
+def test_a_page_without_a_kernel_has_a_still(panel):
+    panel.children = (
+        *panel.children,
+        ipywidgets.HTML("<b>what was there</b>"),
+        ipywidgets.VBox([ipywidgets.HTML("deep")]),
+    )
+    panel.attempt(lambda: panel.show_error(PolicyError("13 <is> refused")))
+    bundle = panel._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "text/html", "application/vnd.jupyter.widget-view+json"}
+    still = bundle["text/html"]
+    assert "Run the cell again" in still and still.index("what was there") < still.index("deep")

@@ -4,9 +4,11 @@ import functools
 import threading
 
 import pytest
+import torch
 from ipywidgets.widgets.widget import _instances
 
 import treespec
+from treespec.drafters import ModelDrafter
 from treespec.pairs import Pair, load_pair
 from treespec.policies import parse_policy
 from treespec.trace import Trace
@@ -275,3 +277,55 @@ def test_tokens_are_escaped(steps):
     event = steps.events[1]
     event.tree.labels = ["<img src=x>"] * len(event.tree)
     assert "<img" not in step_html(event, "verified")
+
+
+def test_a_decoder_that_is_stopped_while_it_waits_touches_nothing(toy):
+    """Two decoders share a pair: one that is stopped before its turn must not begin a text with the other's drafter."""
+    toy.draft = ModelDrafter(toy.draft)
+    one, two = (LiveDecoder(toy, prompt="the cat", policy=POLICY) for _ in range(2))
+    for decoder in (one, two):
+        decoder.new_tokens.value, decoder.measured.value = 20, False
+    gate = Gate(toy.target, free=6)
+    one.run_button.click()
+    assert gate.reached.wait(SECONDS)
+    before = gate.calls
+    two.run_button.click()
+    two.stop_button.click()
+    assert two.wait("decode", SECONDS) and gate.calls == before and two.events == []
+    assert not two.run_button.disabled and "stopped" in two.status.value and two.error is None
+    gate.go.set()
+    assert one.wait("decode", SECONDS) and one.error is None and len(one.written.tokens) == 20
+    one.close()
+    two.close()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no <kernel>"), torch.OutOfMemoryError("CUDA out of memory")])
+def test_a_model_that_raises_is_shown_and_can_be_run_again(live, toy, monkeypatch, error):
+    run(live)
+
+    def broken(*args, **kwargs):
+        raise error
+
+    with monkeypatch.context() as during:
+        during.setattr(type(toy.target), "forward", broken)
+        for _ in range(2):
+            live.run_button.click()
+            assert live.wait("decode", SECONDS)
+            assert "no &lt;kernel&gt;" in live.notice.value or "ran out of memory" in live.notice.value
+            assert live.run_button.disabled is False and live.stop_button.disabled is True
+    run(live)
+    assert len(live.written.tokens) == 20 and live.notice.value == ""
+
+
+def test_pressing_run_fifty_times_is_one_text(live, toy):
+    for _ in range(50):
+        live.run_button.click()
+    assert live.wait("decode", SECONDS) and live.error is None
+    assert live.written.tokens == toy.generate("the cat", policy=POLICY, max_new_tokens=20).tokens
+    assert sum(len(e.tokens) for e in live.events) == 20, "no step of an earlier press is among them"
+
+
+def test_its_still_holds_the_text_and_the_steps(live):
+    run(live)
+    still = live._repr_mimebundle_()["text/html"]
+    assert live.summary.value in still and live.text.value in still and live.steps.tree.value in still

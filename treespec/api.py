@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from treespec.decode import Decoding
 from treespec.drafters import Drafter, HeadDrafter, ModelDrafter, NgramDrafter
+from treespec.drafters.cached import CachedDrafter
 from treespec.errors import InputError, VocabularyError
 from treespec.events import Generation, StepEvent
 from treespec.head import FeatureHead, check_fits
@@ -90,7 +92,7 @@ def start(
     **generation: Any,
 ) -> Decoding:
     """Like :func:`generate`, but return the loop itself: iterate over it for the steps."""
-    owner = TreeModel.of(target)
+    owner = TreeModel(target)
     ids, mask = token_ids(inputs, tokenizer, owner)
     if mask is not None:
         generation.setdefault("attention_mask", mask)
@@ -132,7 +134,7 @@ def custom_generate(
     bound = {"draft": draft, "policy": policy}
 
     def decode(model: Any, input_ids: Tensor, draft: Any = None, policy: Any = None, **prepared: Any) -> Any:
-        owner = TreeModel.of(model)
+        owner = TreeModel(model)
         request = from_prepared(input_ids, **prepared)
         chosen = draft if draft is not None else bound["draft"]
         rules = policy if policy is not None else bound["policy"]
@@ -160,13 +162,16 @@ def _decoding(
     owner: TreeModel, request: Request, draft: Any, policy: Any, rule: str, seed: int | None, streamer: Any
 ) -> Decoding:
     chosen = make_policy(policy, draft)
+    rules = make_rule(rule, sample=request.sample, seed=seed, vocabulary=owner.vocabulary)
+    # what is wrong with the request is said before any forward, those of the self-checks included
+    rules.check(chosen)
+    owner.limits.check_prompt(len(request.visible), request.most_new)
     drafter = make_drafter(draft, owner) if chosen.levels > 0 else None
     if chosen.levels > 0 and drafter is None:
         raise InputError(
             f"policy {chosen.spec()!r} needs a draft; give draft= a model or 'ngram', or use policy 'plain'"
         )
-    rules = make_rule(rule, sample=request.sample, seed=seed, vocabulary=owner.vocabulary)
-    return Decoding(owner, request, drafter, chosen, rules, streamer)
+    return Decoding(owner.checked(), request, drafter, chosen, rules, streamer)
 
 
 def make_policy(policy: Policy | str | None, draft: Any) -> Policy:
@@ -177,7 +182,10 @@ def make_policy(policy: Policy | str | None, draft: Any) -> Policy:
 
 
 def make_drafter(draft: Any, owner: TreeModel) -> Drafter | None:
-    """A drafter from what a caller may give.
+    """A drafter from what a caller may give, for one text.
+
+    Of our own drafters it is a copy that shares models and corpora: texts decoded at the same time, from one pair say,
+    would otherwise mix. A drafter of another kind is taken as it is and serves one text at a time.
 
     Raises:
         InputError: for something that is no drafter.
@@ -188,13 +196,14 @@ def make_drafter(draft: Any, owner: TreeModel) -> Drafter | None:
     if draft == "ngram":
         return NgramDrafter()
     if hasattr(draft, "grow") and hasattr(draft, "commit"):
-        drafter: Drafter = draft
+        drafter: Drafter = copy.copy(draft) if isinstance(draft, (CachedDrafter, NgramDrafter)) else draft
         return drafter
     if isinstance(draft, FeatureHead):
         check_fits(draft.config, owner.model)
         return HeadDrafter(draft)
     if not hasattr(draft, "config"):
-        raise InputError(f"draft must be a causal LM, a feature head, a Drafter, 'ngram' or None; got {draft!r}")
+        got = repr(draft) if isinstance(draft, (str, int, float)) else f"a {type(draft).__name__}"
+        raise InputError(f"draft must be a causal LM, a feature head, a Drafter, 'ngram' or None; got {got}")
     check_vocabularies(owner.vocabulary, int(draft.config.get_text_config(decoder=True).vocab_size))
     return ModelDrafter(draft)
 
@@ -240,6 +249,8 @@ def token_ids(inputs: Any, tokenizer: Any, owner: TreeModel) -> tuple[Tensor, Te
             raise InputError("a text prompt needs tokenizer=; or pass token ids")
         inputs = tokenizer(inputs, return_tensors="pt")
     if isinstance(inputs, Mapping):
+        if "input_ids" not in inputs:
+            raise InputError(f"the prompt must hold input_ids; got {', '.join(map(repr, inputs)) or 'nothing'}")
         mask, inputs = inputs.get("attention_mask"), inputs["input_ids"]
     if isinstance(inputs, Sequence):
         try:

@@ -122,7 +122,8 @@ class TreeLayer(CacheLayerMixin):
         assert self._keys is not None and self._values is not None
         if self._keys.dtype != keys_like.dtype:
             self._shelf.leave()
-            self._keys, self._values = self._keys.to(keys_like.dtype), self._values.to(values_like.dtype)
+            with torch.inference_mode(False):  # see _empty
+                self._keys, self._values = self._keys.to(keys_like.dtype), self._values.to(values_like.dtype)
         self.length = end
         return self._keys, self._values
 
@@ -189,11 +190,18 @@ class TreeCache(Cache):
     Args:
         kinds: per layer ``"full"`` or ``"sliding"``; anything else is an error of the caller.
         capacity: rows to allocate at first use; more are added when needed.
+
+    Attributes:
+        tokens: ids of the committed rows, kept by the session that fills the cache: what a later turn may rely on.
     """
+
+    angles: Any = None  # rotary frequencies that the text has come to, where they depend on it
+    model: Any = None  # weak reference to the model whose keys and values these are
 
     def __init__(self, kinds: Sequence[str], capacity: int = GROWTH) -> None:
         rows = _round_up(max(capacity, 1))
         self._shelf = Shelf(len(kinds))
+        self.tokens: list[int] = []
         super().__init__(layers=[TreeLayer(rows, kind == "sliding", self._shelf) for kind in kinds])
 
     @property
@@ -232,5 +240,21 @@ class TreeCache(Cache):
 
     def truncate(self, length: int) -> None:
         """Forget every row from ``length`` on."""
+        del self.tokens[length:]
         for layer in self.layers:
             layer.length = min(layer.length, length)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """See :meth:`TreeLayer.crop`."""
+        super().crop(tokens_to_remove)
+        del self.tokens[self.length :]
+
+    def reset(self) -> None:
+        """See :meth:`TreeLayer.reset`."""
+        super().reset()
+        self.tokens.clear()
+
+    def known(self, text: Sequence[int]) -> int:
+        """Rows that are surely those of the beginning of ``text``; later ones may be of another text or of a tree."""
+        rows = min(self.length, len(self.tokens), len(text))
+        return next((i for i in range(rows) if self.tokens[i] != text[i]), rows)

@@ -80,7 +80,9 @@ class Decoding:
         self._keep_scores = config.return_dict_in_generate and config.output_scores
         self._keep_logits = config.return_dict_in_generate and config.output_logits
         prompt = request.input_ids
-        self._ids = torch.zeros(1, prompt.shape[1] + max(request.most_new, 0), dtype=torch.long, device=prompt.device)
+        with torch.inference_mode(False):  # steps may be taken outside the mode that they were asked for in
+            size = prompt.shape[1] + max(request.most_new, 0)
+            self._ids = torch.zeros(1, size, dtype=torch.long, device=prompt.device)
         self._ids[:, : prompt.shape[1]] = prompt
         # transformers' own criteria only look at ids: here they can without waiting for a device
         self._own_criteria = all(type(c).__module__.startswith("transformers.") for c in request.criteria)
@@ -111,8 +113,15 @@ class Decoding:
         cache = self.request.cache
         if cache is None:
             return self.target.session(self.length + self.request.most_new + TREE_ROOM)
-        cache.truncate(min(cache.length, self.length - 1))  # at least the last token must be fed for its logits
-        return Session(self.target, cache, cache.length)
+        if cache.model is not None and cache.model() is not self.target.model:
+            raise InputError("the cache was made by another model; pass one that this model's earlier turn returned")
+        known = cache.known(self._text[:-1])  # at least the last token must be fed for its logits
+        if self.target.limits.one_by_one < max(cache.length, self.length):
+            known = 0  # dynamic frequencies: in one forward over the prompt all rows would have the last ones
+        cache.truncate(known)
+        if known == 0:
+            cache.angles = None
+        return Session(self.target, cache, known)
 
     @property
     def sequences(self) -> Tensor:

@@ -20,6 +20,7 @@ from treespec.marks import (
     LIGHT,
     ROOT,
     bonus_text,
+    chances,
     hover_text,
     last_accepted,
     node_mark,
@@ -72,13 +73,13 @@ def _levels(tree: TokenTree, width: int) -> str:
 
 
 def _edges(tree: TokenTree, at: list[tuple[float, int]]) -> str:
-    out, accepted = [], set(tree.accepted)
+    out, accepted, chance = [], set(tree.accepted), chances(tree.logp)
     for i, p in enumerate(tree.parent.tolist()):
         if p < 0:
             continue
         (x1, y1), (x2, y2) = at[p], at[i]
         colour, thick = (GREEN, 3) if i in accepted else (GREY, 1)
-        opacity = 1.0 if i in accepted else 0.25 + 0.75 * float(tree.logp[i].exp())
+        opacity = 1.0 if i in accepted else 0.25 + 0.75 * float(chance[i])
         out.append(
             f'<line x1="{x1:.0f}" y1="{y1}" x2="{x2:.0f}" y2="{y2}" stroke="{colour}" stroke-width="{thick}" '
             f'stroke-opacity="{opacity:.2f}"/>'
@@ -89,7 +90,7 @@ def _edges(tree: TokenTree, at: list[tuple[float, int]]) -> str:
 def _node(tree: TokenTree, i: int, at: tuple[float, int], gap: float) -> str:
     x, y = at
     look, why = node_mark(tree, i), Reason(int(tree.reason[i]))
-    radius = min(3.0, gap / 2.5) + 6 * float(tree.log_path[i].exp()) ** 0.5
+    radius = min(3.0, gap / 2.5) + 6 * float(chances(tree.log_path[i])) ** 0.5
     if look is ROOT:
         mark = f'<rect x="{x - 6:.0f}" y="{y - 6}" width="12" height="12" fill="{look.colour}"/>'
     elif look is ACCEPTED:

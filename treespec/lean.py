@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from treespec.native import LayerWeights, NativeLayers, NativeProduct, kernel
-from treespec.packed import Packed, Plain, packed_if_possible
+from treespec.packed import Packed, Plain, packed_if_possible, version
 
 LLAMA_SHAPED = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -90,7 +90,7 @@ class _MadeOf:
 
     @staticmethod
     def _state(model: Any) -> list[Any]:
-        return [(p.data_ptr(), p._version, p.dtype, p.device) for p in model.parameters()]
+        return [(p.data_ptr(), version(p), p.dtype, p.device) for p in model.parameters()]
 
 
 class _Layer:

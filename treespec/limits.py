@@ -4,19 +4,35 @@ Three kinds of trouble hide here. Learned positions end: a lookahead past the ta
 remaining tokens would fit. ``dynamic`` rotary scaling changes its frequencies with every position past the trained
 length, so nodes of different depth cannot share a forward there. ``longrope`` switches once, and transformers' own
 generation recomputes the whole text when it does.
+
+Both kinds keep their present frequencies in the model, so texts that are decoded at the same time would get each
+other's: there a forward has the model to itself and begins with the frequencies of its own text.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from torch import nn
+from torch import Tensor, nn
 
 from treespec.errors import InputError
 
 NO_LIMIT = 1 << 30
+Angles = list[tuple[Tensor, int, float]]  # per rotary module: frequencies, longest text seen, scale
+
+_LOCKS: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()  # holds no model alive
+_MAKING = threading.Lock()
+
+
+def lock_of(model: Any) -> threading.RLock:
+    """The one lock of a model, for what changes it for a moment."""
+    with _MAKING:
+        return _LOCKS.setdefault(model, threading.RLock())
 
 
 def _rope(config: Any) -> dict[str, Any]:
@@ -60,7 +76,7 @@ class Limits:
         if kind == "longrope":
             original = rope.get("original_max_position_embeddings")
             limits.switch = int(original or getattr(config, "original_max_position_embeddings", None) or context)
-            limits.recompute = "prepare_inputs_for_generation" in type(model).__dict__
+            limits.recompute = "prepare_inputs_for_generation" in type(getattr(model, "_orig_mod", model)).__dict__
         return limits
 
     def check_prompt(self, prompt: int, new: int) -> None:
@@ -96,13 +112,43 @@ class Limits:
         """Whether a cache of ``cached`` tokens must be recomputed before the text reaches ``total`` tokens."""
         return self.recompute and 0 < cached <= self.switch < total
 
+    @property
+    def has_moving_angles(self) -> bool:
+        """Whether a forward changes the frequencies that the next one finds."""
+        return self.one_by_one != NO_LIMIT or self.switch != NO_LIMIT
+
+    @contextmanager
+    def own_angles(self, text: Any) -> Iterator[None]:
+        """Around a forward: the frequencies are those that its text has come to, whatever was read in between.
+
+        Args:
+            text: the text's cache, which keeps them in ``angles``; None for a text of one forward.
+        """
+        if not self.has_moving_angles:
+            yield
+            return
+        with lock_of(self.model):
+            self._turn_to(getattr(text, "angles", None))
+            yield
+            if text is not None:
+                text.angles = [
+                    (m.inv_freq, m.max_seq_len_cached, m.attention_scaling) for m in rotary_modules(self.model)
+                ]
+
     def forget_previous_text(self) -> None:
         """Dynamic rotary layers remember the longest text they saw; start from the trained frequencies again."""
-        if self.one_by_one == NO_LIMIT:
-            return
-        for module in rotary_modules(self.model):
-            module.inv_freq.copy_(module.original_inv_freq.to(module.inv_freq.device))
-            module.max_seq_len_cached = module.original_max_seq_len
+        if self.one_by_one != NO_LIMIT:
+            with lock_of(self.model):
+                self._turn_to(None)
+
+    def _turn_to(self, angles: Angles | None) -> None:
+        # assigned, not copied into: a buffer that transformers made in inference mode cannot be written outside it
+        for i, module in enumerate(rotary_modules(self.model)):
+            if angles is not None:
+                module.inv_freq, module.max_seq_len_cached, module.attention_scaling = angles[i]
+            else:
+                module.inv_freq = module.original_inv_freq.to(module.inv_freq.device)
+                module.max_seq_len_cached = module.original_max_seq_len
 
 
 def rotary_modules(model: nn.Module) -> Iterator[Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import igraph
 import numpy as np
+from torch import Tensor
 
 from treespec.policies.base import Policy
 from treespec.tree import Reason, TokenTree, visible
@@ -143,13 +144,18 @@ def bonus_text(tree: TokenTree, token: int) -> str:
     return f"{said}; the draft had guessed it, pruned: {DEAD[Reason(int(tree.reason[guess]))].words}"
 
 
+def chances(logs: Tensor) -> np.ndarray:
+    """``[n]`` probabilities in [0, 1] from their logs, for sizes and shades; what is no number counts as 0."""
+    return np.nan_to_num(np.exp(np.minimum(logs.numpy(), 0.0)), nan=0.0)
+
+
 def level_entropy(tree: TokenTree) -> list[float]:
     """Entropy in bits that every draft step met: the P-weighted mean over the nodes it expanded; NaN where unknown.
 
     Draft step d expands nodes of depth d - 1; it is the weight that ``scope="level"`` of the article's pruner takes.
     """
     depth, bits = tree.depth.numpy(), tree.entropy.numpy()
-    weight = tree.log_path.exp().numpy()
+    weight = chances(tree.log_path)
     known = np.isfinite(bits)
     out = []
     for level in range(int(depth.max())):

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -20,8 +20,8 @@ from treespec.cache import TreeCache
 from treespec.errors import OutOfMemoryError
 from treespec.launch import is_divided, lost, peer_error
 from treespec.lean import lean_forward
-from treespec.limits import Limits
-from treespec.selfcheck import check_support, layer_kinds, self_check
+from treespec.limits import Limits, lock_of
+from treespec.selfcheck import bare, check_support, layer_kinds, self_check
 
 
 class Output(NamedTuple):
@@ -66,26 +66,35 @@ class TreeModel:
         self.attention = str(getattr(config, "_attn_implementation", "eager"))
         self.lean = lean_forward(model)
         self.divided = is_divided(model)
-        self._keep_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._keep_logits = "logits_to_keep" in inspect.signature(bare(model).forward).parameters
 
     @classmethod
     def of(cls, model: Any, role: str = "target") -> TreeModel:
-        """The wrapper of a model; the self-check runs at first sight and again if dtype, device or attention change.
+        """The wrapper of a model, :meth:`checked`.
 
         Raises:
             UnsupportedModelError: if the model cannot verify a tree, naming its type and why.
         """
-        owner = cls(model, role)
-        state = (owner.dtype, owner.device, owner.attention, type(owner.lean))
-        if _CHECKED.get(model) != state:
-            self_check(owner)
-            _CHECKED[model] = state
-        return owner
+        return cls(model, role).checked()
+
+    def checked(self) -> TreeModel:
+        """Itself; the self-check runs at first sight and again if dtype, device or attention change.
+
+        Raises:
+            UnsupportedModelError: if the logits of a small tree are not those of its paths.
+        """
+        state = (self.dtype, self.device, self.attention, type(self.lean))
+        with lock_of(self.model):  # the check puts the model into eval mode for a moment
+            if _CHECKED.get(self.model) != state:
+                self_check(self)
+                _CHECKED[self.model] = state
+        return self
 
     def session(self, capacity: int) -> Session:
         """A fresh session with room for ``capacity`` rows."""
-        self.limits.forget_previous_text()
-        return Session(self, TreeCache(self.kinds, capacity))
+        cache = TreeCache(self.kinds, capacity)
+        cache.model = ref(self.model)
+        return Session(self, cache)
 
     def run(
         self,
@@ -112,9 +121,9 @@ class TreeModel:
             OutOfMemoryError: naming what was asked for and what to lower.
         """
         try:
-            if self.lean is not None:
-                return self._run_lean(ids, positions, mask, cache, logits, hidden)
-            return self._run_model(ids, positions, mask, cache, logits, hidden)
+            with self.limits.own_angles(cache):
+                run = self._run_model if self.lean is None else self._run_lean
+                return run(ids, positions, mask, cache, logits, hidden)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if self.divided and lost(error):
                 raise peer_error(error) from None
@@ -208,6 +217,7 @@ class Session:
         self.hidden: Tensor | None = None
         self.seconds = 0.0
         self._tree_positions: list[int] = []
+        self._tree_tokens: list[int] = []
 
     def extend(self, tokens: Sequence[int], logits: str = "last", features: Tensor | None = None) -> Tensor | None:
         """Commit tokens behind the others; returns the logits of the last one ``[1, V]`` (or all, or None).
@@ -224,6 +234,7 @@ class Session:
         positions = torch.arange(self.length, self.length + len(tokens), device=own.device)[None]
         out = self._timed(ids, positions, None, logits, features)
         self.length += len(tokens)
+        self.cache.tokens += tokens
         return out
 
     def tree(
@@ -243,6 +254,7 @@ class Session:
         own = self.owner
         positions = [self.length + d for d in depths]
         self._tree_positions += positions
+        self._tree_tokens += tokens
         mask = None
         if len(self._tree_positions) > 1:  # a lone token after the committed text needs no mask of ours
             mask = self._mask(positions, visible)
@@ -270,6 +282,7 @@ class Session:
         out = self.extend(tokens)
         assert out is not None
         self.length -= 1
+        self._tree_tokens = [self.cache.tokens.pop()]
         if self.hidden is not None:
             self.hidden = self.hidden[-1:]
         return out
@@ -278,13 +291,14 @@ class Session:
         """Keep the first ``length`` committed tokens."""
         self.cache.truncate(length)
         self.length = length
-        self._tree_positions = []
+        self._tree_positions, self._tree_tokens = [], []
 
     def keep(self, slots: Sequence[int]) -> None:
         """Commit the tree rows at ``slots`` (ascending) and forget the others."""
         self.cache.keep(self.length, slots)
         self.length += len(slots)
-        self._tree_positions = []
+        self.cache.tokens += [self._tree_tokens[slot] for slot in slots]
+        self._tree_positions, self._tree_tokens = [], []
 
     def _mask(self, positions: list[int], visible: np.ndarray) -> Tensor | dict[str, Tensor]:
         own, base = self.owner, self.length

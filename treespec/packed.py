@@ -122,7 +122,12 @@ class PackedLinear(nn.Linear):
 
 
 def _state(weight: Tensor) -> tuple[Any, ...]:
-    return weight.data_ptr(), weight._version, weight.dtype, weight.device
+    return weight.data_ptr(), version(weight), weight.dtype, weight.device
+
+
+def version(tensor: Tensor) -> int:
+    """How often a tensor was written to; 0 for one made in inference mode, which does not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def pack_linears(model: nn.Module) -> int:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import transformers
 from filelock import FileLock
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel
 
 from treespec.api import check_vocabularies, generate
 from treespec.drafters import MixDrafter, NgramDrafter
@@ -37,7 +37,7 @@ from treespec.launch import rank
 from treespec.model import input_device
 from treespec.peers import Follower
 from treespec.placement.layout import PlacementPlan
-from treespec.placement.load import DeviceMap, find_places, load_weights, one_sentence
+from treespec.placement.load import DeviceMap, check_gguf, find_places, load_weights, one_sentence
 from treespec.placement.needs import source
 from treespec.placement.precision import FLOATS, dtype_name
 from treespec.prompts import data_dir, is_text
@@ -204,6 +204,7 @@ def load_model(
         OutOfMemoryError: saying what was allocated and what to lower.
     """
     dtype = dtype_name(dtype)
+    check_gguf(name, dtype, device_map, quantization)
     where = str(embedded_target()) if name == "smollm2" else name
     with one_sentence(name, device_map):
         tokenizer = _tokenizer(where)
@@ -224,10 +225,10 @@ def known_tokenizer(name: str) -> Any:
     """The tokenizer of a model by name, if it is on this machine; None otherwise. Nothing is fetched or converted."""
     if name == "toy":
         return toy_tokenizer()
-    where = str(cache_dir() / NAME) if name == "smollm2" else name
+    where, options = source(str(cache_dir() / NAME) if name == "smollm2" else name)
     try:
-        return AutoTokenizer.from_pretrained(where, local_files_only=True, trust_remote_code=False)
-    except Exception:  # the name is out of a trace: whatever is there, ids are shown without it
+        return AutoTokenizer.from_pretrained(where, local_files_only=True, trust_remote_code=False, **options)
+    except Exception:  # the name is out of a trace: not there, or damaged in any way: texts are then shown as ids
         return None
 
 
@@ -326,7 +327,10 @@ def _convert(gguf: Path, out: Path) -> None:
     """GGUF to float32 safetensors with the tokenizer beside them."""
     print("converting the embedded target to safetensors (half a minute, once) …", file=sys.stderr)
     source = str(gguf.parent)
-    loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=gguf.name, dtype=torch.float32)
+    unpacked = GgufConfig(dequantize=True)
+    loaded = AutoModelForCausalLM.from_pretrained(
+        source, gguf_file=gguf.name, dtype=torch.float32, quantization_config=unpacked
+    )
     config = loaded.config
     del config.quantization_config  # what was loaded is dequantised; marked as GGUF it could not be saved
     config.name_or_path = HUB_ID

@@ -54,6 +54,7 @@ def prepare(model: Any, input_ids: Tensor, **kwargs: Any) -> Request:
         InputError: for requests that a tree cannot serve.
     """
     check_ids(input_ids)
+    _check_mask(input_ids, kwargs.get("attention_mask"))
     caught: list[Request] = []
 
     def catch(model: Any, input_ids: Tensor, **prepared: Any) -> Tensor:
@@ -112,6 +113,7 @@ def from_prepared(
     if config.output_attentions or config.output_hidden_states:
         raise InputError("output_attentions and output_hidden_states are not available from tree verification")
     visible = input_ids[0]
+    _check_mask(input_ids, attention_mask)
     _check_positions(position_ids, attention_mask)
     if attention_mask is not None:
         visible = visible[attention_mask[0].bool()]
@@ -128,6 +130,13 @@ def from_prepared(
     warm = LogitsProcessorList([p for p in logits_processor if not _is_cold(p)])
     sample = bool(config.do_sample) and len(warm) == len(logits_processor)
     return Request(input_ids, visible.tolist(), warm, stopping_criteria, config, sample, config_cache)
+
+
+def _check_mask(input_ids: Tensor, mask: Tensor | None) -> None:
+    if mask is not None and mask.shape != input_ids.shape:
+        raise InputError(
+            f"attention_mask must have the shape of input_ids, {tuple(input_ids.shape)}; got {tuple(mask.shape)}"
+        )
 
 
 def _is_cold(processor: Any) -> bool:

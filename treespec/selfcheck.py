@@ -25,6 +25,11 @@ TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.1, torch
 BY_SLOT = {"gpt_neo": "its local attention layers count the window by cache slot, not by position"}
 
 
+def bare(model: Any) -> Any:
+    """The model inside what ``torch.compile`` returned, to be looked at, not called; others are themselves."""
+    return getattr(model, "_orig_mod", model)
+
+
 def check_support(model: Any, role: str) -> None:
     """Refuse what is known not to fit, from the config alone, before any work.
 
@@ -53,7 +58,7 @@ def _why_not(model: Any, config: Any) -> str | None:
     text = config.get_text_config(decoder=True)
     if getattr(text, "alibi", False):
         return "its ALiBi bias is computed from a two-dimensional mask, not from positions"
-    if "position_ids" not in inspect.signature(model.forward).parameters:
+    if "position_ids" not in inspect.signature(bare(model).forward).parameters:
         return "its forward takes no position_ids (ALiBi or relative slots)"
     if config.model_type in BY_SLOT and "local" in str(getattr(text, "attention_layers", "local")):
         return BY_SLOT[config.model_type]

@@ -67,6 +67,12 @@ class TokenTree:
     accepted: list[int] = field(default_factory=list)
     laws: dict[int, Law] = field(default_factory=dict, repr=False)
 
+    def __post_init__(self) -> None:
+        for name in ("logp", "log_path", "entropy"):  # half precision would round a child above its parent
+            value = getattr(self, name)
+            if value.dtype != torch.float32 or value.requires_grad or value.device.type != "cpu":
+                setattr(self, name, value.detach().float().cpu())
+
     @classmethod
     def root_only(cls, token: int) -> TokenTree:
         """The tree of a step without speculation."""

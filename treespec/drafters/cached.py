@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 
 import numpy as np
@@ -30,6 +31,7 @@ class CachedDrafter(ABC):
         self._request = request
         self._text = list(request.ids)
         self._slots: dict[int, int] = {}  # tree node -> row behind the committed ones
+        self._warned = False
 
     def grow(self, policy: Policy, max_depth: int) -> Drafted:
         """One forward over what is pending, then one per level over the nodes that grow on."""
@@ -69,7 +71,16 @@ class CachedDrafter(ABC):
         self._forwards.append(self._session.seconds - start)
         position = len(self._text) + growth.depth[nodes[0]]  # of the children
         noise = None if self._request.noise is None else self._request.noise(position)
-        return self._propose(logits, growth, nodes, noise)
+        proposals = self._propose(logits, growth, nodes, noise)
+        if not self._warned and bool(torch.isinf(proposals.entropy).any()):
+            self._warned = True
+            warnings.warn(
+                "the draft model produced non-finite logits; such nodes propose nothing and the output is unaffected. "
+                "Load the draft in a wider dtype",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return proposals
 
     def _level_logits(self, growth: Growth, nodes: list[int]) -> Tensor:
         rows = len(self._slots)

@@ -107,10 +107,11 @@ class _NativeHead:
     def __call__(self, ids: Tensor, features: Tensor, positions: Tensor, mask: Any, cache: Any) -> Tensor:
         x = self._mix(self._head.pair(ids, features))
         most = int(positions.max())
-        if self._turns is None or most >= len(self._turns[0]):
+        turns = self._turns  # looked at once: another text's thread may put a shorter table there meanwhile
+        if turns is None or most >= len(turns[0]):
             cos, sin = self._head.rotary(torch.arange(2 * most + 64))
-            self._turns = cos[:, 0], sin[:, 0]
-        cos, sin = (table[positions[0]] for table in self._turns)
+            turns = self._turns = cos[:, 0], sin[:, 0]
+        cos, sin = (table[positions[0]] for table in turns)
         return self._layers.run(x[0], cos, sin, mask, cache)[None]
 
 

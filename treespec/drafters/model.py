@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from treespec.drafters.base import DraftRequest
@@ -35,7 +33,6 @@ class ModelDrafter(CachedDrafter):
         super().begin(request)
         self._session = self.owner.session(request.capacity)
         self._pending = list(request.ids)
-        self._warned = False
 
     @property
     def depth_room(self) -> int:
@@ -77,18 +74,8 @@ class ModelDrafter(CachedDrafter):
         if self._request.shape is not None:
             logits = self._shaped(logits, growth, nodes)
         if self._request.sampler is not None:
-            proposals = whole(logits)
-        else:
-            proposals = propose(logits, self._width, None if noise is None else noise[: logits.shape[-1]])
-        if not self._warned and bool(torch.isinf(proposals.entropy).any()):
-            self._warned = True
-            warnings.warn(
-                "the draft model produced non-finite logits; such nodes propose nothing and the output is unaffected. "
-                "Load the draft in a wider dtype",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return proposals
+            return whole(logits)
+        return propose(logits, self._width, None if noise is None else noise[: logits.shape[-1]])
 
     def _known(self, tokens: list[int]) -> list[int]:
         """Tokens as the draft can read them: ids beyond its embedding become 0, which only costs accuracy."""

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GgufConfig
 
 from treespec.errors import InputError, OutOfMemoryError, TreespecError
 from treespec.launch import world
@@ -51,6 +51,8 @@ def load_weights(
     """
     where, file = source(name)
     options: dict[str, Any] = {"trust_remote_code": False, **file}  # or transformers asks whether to run what is there
+    if file:  # unpacked: packed blocks come with an attention of their own, which takes no tree mask
+        quantization = GgufConfig(dequantize=True)
     if tensor_parallel:
         options["distributed_config"] = _divided(name)
     elif device_map is not None:
@@ -67,6 +69,28 @@ def load_weights(
         if folder is not None:
             weakref.finalize(model, shutil.rmtree, folder, ignore_errors=True)
     return model.eval()
+
+
+def check_gguf(name: str, dtype: str, device_map: DeviceMap | None = None, quantization: Any = None) -> None:
+    """Refuse what a ``.gguf`` file cannot be loaded as, before it is read; other names pass.
+
+    Raises:
+        InputError: for a file that is not there, another quantisation, or weights on the disk.
+    """
+    path = Path(name)
+    if path.suffix != ".gguf":
+        return
+    if path.parent.is_dir() and not path.is_file():
+        raise InputError(f"there is no file {name}; give a .gguf file, a folder or a hub id")
+    if quantization is not None or dtype_name(dtype) in NARROW:
+        raise InputError(
+            f"{name} is unpacked into {', '.join(FLOATS)} and cannot be quantised again; give one of those dtypes "
+            "and no quantization, or load the original model"
+        )
+    if device_map is not None and "disk" in device_map.values():
+        raise InputError(
+            f"weights of {name} cannot be left on the disk: they are unpacked; use a folder of safetensors"
+        )
 
 
 def _divided(name: str) -> Any:
@@ -160,9 +184,10 @@ def one_sentence(name: str, device_map: DeviceMap | None) -> Iterator[None]:
     except Exception as error:  # configs, weights and tokenizers raise whatever they like on a broken file
         if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
             raise _out_of_memory(name, device_map) from error
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
         raise InputError(
-            f"cannot load a causal language model from {name!r}: {reason[:200]}. Give 'smollm2', a folder or a hub id"
+            f"cannot load a causal language model from {name!r}: {reason}. Give 'smollm2', a folder, a "
+            ".gguf file or a hub id"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -53,7 +54,7 @@ def time_parts(rows: Sequence[Row], *, title: str = WHERE, width: int = 620, hei
         for phase in PHASES
     ]
     totals = [sum(p.values()) for p in parts]
-    said = [f" {t / row['tokens_per_step']:.1f} ms a token: {row['speedup']:.2f}×" for t, row in zip(totals, rows)]
+    said = [_end(t, row) for t, row in zip(totals, rows)]
     ends = {
         "type": "scatter",
         "mode": "text",
@@ -87,10 +88,19 @@ def time_parts(rows: Sequence[Row], *, title: str = WHERE, width: int = 620, hei
     return [*bars, ends], layout
 
 
+def _end(total: float, row: Row) -> str:
+    """What stands at the end of a bar."""
+    if row["tokens_per_step"] > 0:
+        return f" {total / row['tokens_per_step']:.1f} ms a token: {row['speedup']:.2f}×"
+    return " no step: the prompt's forward gave all of the text"
+
+
 def phases(row: Row) -> dict[str, float]:
     """Milliseconds of a step by phase; ``prune`` is 0, and part of the overhead, where a row does not know it."""
-    draft, verify, prune = float(row["draft_ms"]), float(row["verify_ms"]), float(row.get("prune_ms", 0.0))
-    rest = max(step_ms(row) - draft - verify - prune, 0.0)
+    known = (float(row["draft_ms"]), float(row["verify_ms"]), float(row.get("prune_ms", 0.0)))
+    draft, verify, prune = (v if math.isfinite(v) else 0.0 for v in known)
+    whole = step_ms(row)
+    rest = max(whole - draft - verify - prune, 0.0) if math.isfinite(whole) else 0.0
     return {"draft": draft, "prune": prune, "verify": verify, "overhead": rest}
 
 

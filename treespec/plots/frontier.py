@@ -10,7 +10,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from treespec.marks import DARK, GREY, VERMILION, Mark, strategy_mark
-from treespec.plots.rows import Row, named, plain_ms, step_ms
+from treespec.plots.rows import Row, named, on_log_axes, plain_ms, step_ms
 from treespec.plots.style import INK, Parts, axis, figure, look, note, safe
 from treespec.tune import pareto
 
@@ -51,6 +51,8 @@ def frontier_parts(
     height: int = 430,
 ) -> Parts:
     """Traces and layout of :func:`frontier_figure`; always as many traces."""
+    rows = [row for row in rows if on_log_axes(row)]
+    you = you if you and on_log_axes(you) else None
     cloud = [row for row in rows if not row.get("strategy")]
     marked = [row for row in rows if row.get("strategy")]
     everything = [*rows, *([you] if you else [])]

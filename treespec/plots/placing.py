@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from treespec.marks import CUT, LABELS_UP_TO, level_entropy, places, short, token_text
+from treespec.marks import CUT, LABELS_UP_TO, chances, level_entropy, places, short, token_text
 from treespec.plots.style import TITLE
 from treespec.tree import Reason, TokenTree
 
@@ -25,7 +25,7 @@ class Place:
         self.across = max(width - 16, GUTTER + 100)
         self.gap = (self.across - GUTTER) / (self.columns + 0.4)
         self.level = (height - TITLE - FOOT) / (float(self.depth.max()) + 1.15)
-        path = np.exp(tree.log_path.numpy())
+        path = chances(tree.log_path)
         most = max(2.5, min(18.0, 0.9 * self.gap, 0.5 * self.level))
         self.size = np.minimum(5 + 13 * np.sqrt(path), most)
         if bonus:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,11 @@ def step_ms(row: Row) -> float:
     if "step_ms" in row:
         return float(row["step_ms"])
     return float(row["verify_ms"] + row["draft_ms"] + row["overhead_ms"])
+
+
+def on_log_axes(row: Row) -> bool:
+    """Whether a row has a place there: a text of one token has no steps, so nothing per step."""
+    return all(math.isfinite(v) and v > 0 for v in (step_ms(row), float(row["tokens_per_step"])))
 
 
 def plain_ms(rows: Iterable[Row]) -> float:

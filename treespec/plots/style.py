@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from html import escape
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from torch import Tensor
 
 CLEAR, INK, RULE = "rgba(0,0,0,0)", "#7a7a7a", "rgba(128,128,128,.22)"
 TITLE = 34  # pixels kept for the title
@@ -61,9 +63,32 @@ def hatched(colour: str, shape: str) -> dict[str, Any]:
     return {"color": colour, "line": {"width": 0}, "pattern": pattern}
 
 
+def column(values: Any) -> list[float | None]:
+    """Numbers as JSON knows them: a tensor of any dtype, on any device and with a gradient or not, or any sequence of
+    numbers; what is not finite becomes None, a gap.
+    """
+    if isinstance(values, Tensor):
+        values = values.detach().double().cpu().flatten().tolist()
+    numbers = [float(v.detach() if isinstance(v, Tensor) else v) for v in values]
+    return [v if math.isfinite(v) else None for v in numbers]
+
+
+def plain(value: Any) -> Any:
+    """The same without tensors, arrays and what JSON does not know."""
+    if isinstance(value, dict):
+        return {key: plain(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if isinstance(value, (Tensor, np.ndarray)):
+        return plain(value.detach().double().cpu().tolist() if isinstance(value, Tensor) else value.tolist())
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def figure(parts: Parts) -> go.Figure:
     """A figure of traces and layout."""
-    return go.Figure(*parts)
+    return go.Figure(*plain(parts))
 
 
 def redraw(shown: go.Figure, parts: Parts, before: Parts | None = None) -> None:
@@ -74,7 +99,7 @@ def redraw(shown: go.Figure, parts: Parts, before: Parts | None = None) -> None:
         parts: as many traces as it has, in the same order.
         before: what it holds; only what differs is sent then.
     """
-    traces, layout = parts
+    traces, layout = plain(parts)
     old_traces, old_layout = before or ([{} for _ in traces], {})
     with shown.batch_update():
         for trace, old, new in zip(shown.data, old_traces, traces, strict=True):

@@ -13,7 +13,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from treespec.marks import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, strategy_mark
-from treespec.plots.style import INK, TITLE, axis, look, safe
+from treespec.plots.style import INK, TITLE, axis, column, look, safe
 from treespec.reliability import Reliability
 
 CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
@@ -60,14 +60,14 @@ def lines_figure(
     fig = _figure(title, 380)
     for i, (name, (xs, ys)) in enumerate(lines.items()):
         fig.add_scatter(
-            x=list(xs),
-            y=list(ys),
+            x=column(xs),
+            y=column(ys),
             name=safe(name),
             mode="lines+markers" if len(xs) <= FEW else "lines",
             line={"color": (colours or {}).get(name, CYCLE[i % len(CYCLE)]), "width": 2},
             marker={"symbol": SYMBOLS[i % len(SYMBOLS)], "size": 8},
         )
-    across, along = (np.concatenate([np.asarray(line[k], dtype=float) for line in lines.values()]) for k in (0, 1))
+    across, along = (np.array([v for line in lines.values() for v in column(line[k]) if v is not None]) for k in (0, 1))
     fig.update_xaxes(axis(x, **_scale(across, log_x)))
     fig.update_yaxes(axis(y, **_scale(along, log_y), **({} if log_y else {"rangemode": "tozero"})))
     return fig
@@ -78,7 +78,7 @@ def _scale(values: np.ndarray, log: bool) -> dict[str, Any]:
         positive = values[values > 0]
         decades = float(np.log10(positive.max() / positive.min())) if len(positive) else 0.0
         return {"type": "log", "dtick": "D2" if decades < 3 else 1}  # on few decades 1, 2, 5 are labels enough
-    whole = np.array_equal(values, values.round()) and np.ptp(values) <= 20
+    whole = len(values) > 0 and np.array_equal(values, values.round()) and np.ptp(values) <= 20
     return {"dtick": 1} if whole else {}  # there is no level one and a half
 
 
@@ -101,8 +101,8 @@ def bars_figure(
         colours: name -> colour, blue for the others.
         reference: a value and its name, drawn as a line across all bars.
     """
-    numbers = list(values.values())
-    spans = [(intervals or {}).get(name, (value, value)) for name, value in values.items()]
+    numbers = [v or 0.0 for v in column(values.values())]  # no number, no bar
+    spans = [_ends((intervals or {}).get(name), value) for name, value in zip(values, numbers)]
     names = [safe(name) for name in values]
     fig = _figure(title, 120 + BAR * len(names))
     fig.add_bar(
@@ -123,12 +123,18 @@ def bars_figure(
         showlegend=False,
     )
     ends = [max(high, value, 0.0) for (_, high), value in zip(spans, numbers)]
-    for name, value, end in zip(names, numbers, ends):
-        fig.add_annotation(y=name, x=end, text=f"{value:.3g}", showarrow=False, xanchor="left", xshift=6)
+    for name, value, end in zip(names, column(values.values()), ends):
+        words = "–" if value is None else f"{value:.3g}"
+        fig.add_annotation(y=name, x=end, text=words, showarrow=False, xanchor="left", xshift=6)
     reach = max([*ends, reference[0] if reference else 0.0]) or 1.0
     fig.update_xaxes(axis(unit, range=[min(0.0, *numbers), 1.12 * reach]))
     fig.update_yaxes(autorange="reversed", ticksuffix="  ", automargin=True)
     return fig if reference is None else _across(fig, "x", *reference)
+
+
+def _ends(interval: Sequence[float] | None, value: float) -> tuple[float, float]:
+    low, high = column(interval or (value, value))
+    return value if low is None else low, value if high is None else high
 
 
 def add_guess(

@@ -20,6 +20,7 @@ from treespec.marks import (
     ROOT,
     Mark,
     bonus_text,
+    chances,
     hover_text,
     last_accepted,
     level_entropy,
@@ -105,7 +106,7 @@ def tree_parts(
 def _edges(tree: TokenTree, at: Place, labels: list[str]) -> list[dict[str, Any]]:
     """Lines by faintness, then the accepted path's."""
     lines: list[tuple[list[float | None], list[float | None]]] = [([], []) for _ in range(len(FAINTNESS) + 1)]
-    bins = np.searchsorted(STEPS, np.exp(tree.logp.numpy()), side="right").tolist()
+    bins = np.searchsorted(STEPS, chances(tree.logp), side="right").tolist()
     accepted = set(tree.accepted)
     stub = at.stub if any(labels) else 0.0
     for i, p in enumerate(tree.parent.tolist()):

@@ -17,6 +17,7 @@ import ipywidgets
 from IPython import get_ipython
 
 from treespec.errors import TreespecError
+from treespec.widgets.still import still_html
 
 DELAY = 0.2  # seconds without another change before a debounced callback runs
 PATIENCE = 60.0  # seconds that close() waits for a job to come to its next stopping place
@@ -170,8 +171,8 @@ class Panel(ipywidgets.VBox):
         """Show an error: ours as its sentence, others with type, message and a folded traceback; None clears."""
         if error is None and self.error is None:
             return
-        self.error = error
         self.notice.value = "" if error is None else error_html(error)
+        self.error = None if error is None else without_frames(error)
         self.notice.layout.display = "none" if error is None else ""
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
@@ -187,10 +188,10 @@ class Panel(ipywidgets.VBox):
 
         def run(job: Job) -> None:
             try:
+                failure: BaseException | None = None
                 if not job.stopping:
                     work(job)
-                failure = None
-            except Exception as error:
+            except BaseException as error:  # whatever it is, the buttons must not stay as they are
                 failure = error
             with self.lock:
                 if self.closed or self._jobs.get(name) is not job:
@@ -216,6 +217,14 @@ class Panel(ipywidgets.VBox):
         """Wait for the job of this name; False if it still runs after ``seconds``. Not from a callback."""
         job = self._jobs.get(name)
         return job is None or job.wait(seconds)
+
+    def _repr_mimebundle_(self, **options: Any) -> Any:
+        """With a still beside the widget: what a page shows whose kernel is gone."""
+        bundle = super()._repr_mimebundle_(**options)
+        data = bundle[0] if isinstance(bundle, tuple) else bundle
+        if data:
+            data["text/html"] = still_html(self)
+        return bundle
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -256,6 +265,18 @@ def error_html(error: BaseException) -> str:
         f'<div role="alert" style="{ALERT}">{escape(message)}<details><summary>where it happened</summary>'
         f'<pre style="overflow:auto;max-height:20em">{trace}</pre></details></div>'
     )
+
+
+def without_frames(error: BaseException) -> BaseException:
+    """The error without its tracebacks: their frames would keep caches and models alive as long as it is on show."""
+    links, seen = [error], set[int]()
+    while links:
+        link = links.pop()
+        if id(link) not in seen:
+            seen.add(id(link))
+            link.__traceback__ = None
+            links += [below for below in (link.__cause__, link.__context__) if below is not None]
+    return error
 
 
 def free(widget: ipywidgets.Widget) -> None:

@@ -174,7 +174,10 @@ class LiveDecoder(Panel):
     # --- in the thread ------------------------------------------------------------------------------------------------
 
     def _work(self, asked: Asked, job: Job) -> None:
-        with _alone(self.pair, job):
+        with _alone(self.pair, job) as ours:
+            if not ours:
+                self.draw(lambda: self._say("stopped"))
+                return
             self._decode(asked, job)
             if self.measured.value and not job.stopping and not isinstance(asked.policy, Autoregressive):
                 self._measure(asked, job)
@@ -255,7 +258,9 @@ class LiveDecoder(Panel):
         self._say("done")
 
     def _record(self, asked: Asked, out: Path, job: Job) -> None:
-        with _alone(self.pair, job):
+        with _alone(self.pair, job) as ours:
+            if not ours:
+                return
             infos = record(self.pair, [Prompt("live", "live", [asked.prompt])], out, sampling=asked.sampling)
         self.draw(functools.partial(self._recorded, infos, out))
 
@@ -277,19 +282,20 @@ class LiveDecoder(Panel):
         self.bars.show(step_parts(self.events, chosen=step))
 
 
-# a drafter has one state, so a pair decodes one text at a time; holds no model alive
+# a drafter that is not ours may have one state, and times taken beside each other are worth nothing, so a pair decodes
+# one text at a time; holds no model alive
 _IN_USE: WeakKeyDictionary[Any, threading.Lock] = WeakKeyDictionary()
 
 
 @contextmanager
-def _alone(pair: Pair, job: Job) -> Iterator[None]:
-    """Wait until no other decoder uses the pair; a job that is stopped meanwhile waits no longer."""
+def _alone(pair: Pair, job: Job) -> Iterator[bool]:
+    """Wait until no other decoder uses the pair; False for a job that was stopped meanwhile: it must not touch it."""
     lock = _IN_USE.setdefault(pair.target, threading.Lock())
     held = False
     while not (held or job.stopping):
         held = lock.acquire(timeout=0.1)
     try:
-        yield
+        yield held
     finally:
         if held:
             lock.release()

@@ -8,7 +8,8 @@ from typing import Any
 import ipywidgets as w
 import plotly.graph_objects as go
 
-from treespec.plots.style import Parts, redraw
+from treespec.plots.style import Parts, plain, redraw
+from treespec.plots.tables import figure_html
 
 CONFIG = {"displayModeBar": False, "responsive": True, "scrollZoom": False}
 
@@ -22,8 +23,8 @@ class LiveFigure(w.Box):
     """
 
     def __init__(self, parts: Parts, least: int = 480) -> None:
-        self.parts = parts
-        self.figure = go.FigureWidget(*parts)
+        self.parts = plain(parts)
+        self.figure = go.FigureWidget(*self.parts)
         self.figure._config = CONFIG
         super().__init__(
             [self.figure],
@@ -34,8 +35,14 @@ class LiveFigure(w.Box):
 
     def show(self, parts: Parts) -> None:
         """Draw other traces of the same number and order, and layout: only what differs travels to the page."""
+        parts = plain(parts)
         redraw(self.figure, parts, self.parts)
         self.parts = parts
+
+    def still(self) -> str:
+        """The figure's title and points, for a page without plotly."""
+        title = self.figure.layout.title.text or "figure"  # escaped when it was set
+        return f"<details><summary>{title}</summary>{figure_html(self.figure)}</details>"
 
     def on_point(self, trace: int, work: Callable[[Any], None]) -> None:
         """Call ``work`` with the ``customdata`` of a point that is clicked in the trace of this number."""

@@ -44,6 +44,10 @@ class MaskCanvas(anywidget.AnyWidget):
     said = traitlets.List(traitlets.Unicode()).tag(sync=True)
     selected = traitlets.Int(-1).tag(sync=True)
 
+    def still(self) -> str:
+        """Tree and mask as they are."""
+        return f"{self.tree}{self.mask}"
+
 
 class MaskView(Panel):
     """The tree, its attention mask and its position ids: which token may look at which?
