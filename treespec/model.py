@@ -75,12 +75,15 @@ class TreeModel:
         Raises:
             UnsupportedModelError: if the model cannot verify a tree, naming its type and why.
         """
-        owner = cls(model, role)
-        state = (owner.dtype, owner.device, owner.attention, type(owner.lean))
-        if _CHECKED.get(model) != state:
-            self_check(owner)
-            _CHECKED[model] = state
-        return owner
+        return cls(model, role).checked()
+
+    def checked(self) -> TreeModel:
+        """This wrapper, once its model has passed the self-check: see :meth:`of`. The constructor makes no forward."""
+        state = (self.dtype, self.device, self.attention, type(self.lean))
+        if _CHECKED.get(self.model) != state:
+            self_check(self)
+            _CHECKED[self.model] = state
+        return self
 
     def session(self, capacity: int) -> Session:
         """A fresh session with room for ``capacity`` rows."""
