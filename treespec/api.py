@@ -17,7 +17,7 @@ from treespec.events import Generation, StepEvent
 from treespec.head import FeatureHead, check_fits
 from treespec.model import TreeModel
 from treespec.policies import Autoregressive, DynamicTreePruner, Policy, parse_policy
-from treespec.request import Request, from_prepared, prepare, take_stop_strings
+from treespec.request import Request, check_ids, check_mask, from_prepared, prepare, take_stop_strings
 from treespec.verify import make_rule
 
 PADDING = 0.1  # vocabularies that differ by more than this are not one vocabulary with padding
@@ -96,6 +96,8 @@ def start(
     if generation.get("attention_mask") is not None:
         mask = as_mask(generation["attention_mask"], owner)
     if mask is not None:
+        check_ids(ids)
+        check_mask(mask, ids)  # transformers would stretch one of another length
         generation["attention_mask"] = mask
     request = prepare(take_stop_strings(target, generation, tokenizer), ids, **generation)
     return _decoding(owner, request, draft, policy, rule, seed, streamer)

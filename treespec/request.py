@@ -85,8 +85,9 @@ def take_stop_strings(target: Any, generation: dict[str, Any], tokenizer: Any) -
         The model to prepare the request with: ``target``, or a shallow copy whose generation config names none.
     """
     given, default = generation.get("generation_config"), getattr(target, "generation_config", None)
-    places = [generation, *(vars(config) for config in (given, default) if config is not None)]
-    strings = next((found for place in places if (found := place.get("stop_strings")) is not None), None)
+    strings = generation.get("stop_strings")
+    for config in (given, default):
+        strings = getattr(config, "stop_strings", None) if strings is None else strings
     if strings is None:
         return target
     if tokenizer is None:
