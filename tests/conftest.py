@@ -59,6 +59,7 @@ REFUSED = {
     "gpt_neo": ("GPTNeoConfig", {**OLD, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 8, "max_position_embeddings": 256}, "slot"),
     "mamba": ("MambaConfig", {**OLD, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}, "recurrent"),
     "lfm2": ("Lfm2Config", {**BASE, "layer_types": ["conv", "full_attention"]}, "conv"),
+    "jamba": ("JambaConfig", {**BASE, "num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "use_mamba_kernels": False, "mamba_d_state": 8}, "recurrent|hybrid"),
     "qwen3_next": ("Qwen3NextConfig", {**BASE, **MOE, "head_dim": 8, "shared_expert_intermediate_size": 16, "layer_types": ["linear_attention", "full_attention"], "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}, "recurrent"),
 }  # fmt: skip
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
-from transformers import StoppingCriteriaList, StopStringCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from treespec.decode import Decoding
@@ -19,10 +19,11 @@ from treespec.events import Generation, StepEvent
 from treespec.head import FeatureHead, check_fits
 from treespec.model import TreeModel
 from treespec.policies import Autoregressive, DynamicTreePruner, Policy, parse_policy
-from treespec.request import Request, from_prepared, prepare
+from treespec.request import Request, check_ids, check_mask, from_prepared, prepare, take_stop_strings
 from treespec.verify import make_rule
 
 PADDING = 0.1  # vocabularies that differ by more than this are not one vocabulary with padding
+ALIGNED = 64  # but small ones may: heads are padded to a multiple of 64
 
 
 def generate(
@@ -94,11 +95,13 @@ def start(
     """Like :func:`generate`, but return the loop itself: iterate over it for the steps."""
     owner = TreeModel(target)
     ids, mask = token_ids(inputs, tokenizer, owner)
+    if generation.get("attention_mask") is not None:
+        mask = as_mask(generation["attention_mask"], owner)
     if mask is not None:
-        generation.setdefault("attention_mask", mask)
-    if (strings := generation.pop("stop_strings", None)) is not None:
-        generation["stopping_criteria"] = _with_stop_strings(generation.get("stopping_criteria"), strings, tokenizer)
-    request = prepare(target, ids, **generation)
+        check_ids(ids)
+        check_mask(mask, ids)  # transformers would stretch one of another length
+        generation["attention_mask"] = mask
+    request = prepare(take_stop_strings(target, generation, tokenizer), ids, **generation)
     return _decoding(owner, request, draft, policy, rule, seed, streamer)
 
 
@@ -166,6 +169,7 @@ def _decoding(
     # what is wrong with the request is said before any forward, those of the self-checks included
     rules.check(chosen)
     owner.limits.check_prompt(len(request.visible), request.most_new)
+    owner.checked()
     drafter = make_drafter(draft, owner) if chosen.levels > 0 else None
     if chosen.levels > 0 and drafter is None:
         raise InputError(
@@ -196,8 +200,8 @@ def make_drafter(draft: Any, owner: TreeModel) -> Drafter | None:
     if draft == "ngram":
         return NgramDrafter()
     if hasattr(draft, "grow") and hasattr(draft, "commit"):
-        drafter: Drafter = copy.copy(draft) if isinstance(draft, (CachedDrafter, NgramDrafter)) else draft
-        return drafter
+        own: Any = copy.copy(draft) if isinstance(draft, (CachedDrafter, NgramDrafter)) else draft
+        return cast(Drafter, own)
     if isinstance(draft, FeatureHead):
         check_fits(draft.config, owner.model)
         return HeadDrafter(draft)
@@ -228,7 +232,7 @@ def check_vocabularies(target: int, draft: int, target_tokenizer: Any = None, dr
                 "use a draft of the target's family, or --draft ngram"
             )
         return
-    if abs(target - draft) > max(8, PADDING * max(target, draft)):
+    if abs(target - draft) >= max(ALIGNED, PADDING * max(target, draft)):
         raise VocabularyError(
             f"the draft has {draft:,} tokens and the target {target:,}: too different for one vocabulary with padding; "
             "use a draft of the target's family, or draft='ngram'"
@@ -252,11 +256,14 @@ def token_ids(inputs: Any, tokenizer: Any, owner: TreeModel) -> tuple[Tensor, Te
         if "input_ids" not in inputs:
             raise InputError(f"the prompt must hold input_ids; got {', '.join(map(repr, inputs)) or 'nothing'}")
         mask, inputs = inputs.get("attention_mask"), inputs["input_ids"]
+    if isinstance(inputs, np.ndarray) and inputs.dtype.kind in "iuf":
+        inputs = torch.from_numpy(inputs.astype(np.int64 if inputs.dtype.kind != "f" else np.float32))
     if isinstance(inputs, Sequence):
         try:
-            inputs = torch.tensor(inputs, dtype=torch.long)
-        except (TypeError, ValueError, RuntimeError):
+            inputs = torch.tensor(inputs)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
             raise InputError("the prompt must be text, a tensor, or a list of token ids") from None
+        inputs = inputs if inputs.numel() else inputs.long()
         if mask is None and inputs.dim() == 1:
             mask = torch.ones_like(inputs)[None]
     if not isinstance(inputs, Tensor):
@@ -271,11 +278,18 @@ def token_ids(inputs: Any, tokenizer: Any, owner: TreeModel) -> tuple[Tensor, Te
         raise InputError(
             f"token ids must be from 0 to {owner.embedded - 1}; got {int(inputs.min())} to {int(inputs.max())}"
         )
-    ids = inputs if inputs.is_floating_point() else inputs.long()
-    return ids.to(owner.device), mask if mask is None else torch.as_tensor(mask).to(owner.device)
+    ids = inputs if inputs.is_floating_point() or inputs.dtype == torch.bool else inputs.long()
+    return ids.to(owner.device), mask if mask is None else as_mask(mask, owner)
 
 
-def _with_stop_strings(criteria: Any, strings: Any, tokenizer: Any) -> StoppingCriteriaList:
-    if tokenizer is None:
-        raise InputError("stop_strings needs tokenizer=")
-    return StoppingCriteriaList([*(criteria or []), StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)])
+def as_mask(mask: Any, owner: TreeModel) -> Tensor:
+    """An attention mask ``[1, L]`` as the ids are taken: a tensor or lists, with or without the batch dimension.
+
+    Raises:
+        InputError: if this is no mask.
+    """
+    try:
+        table = torch.as_tensor(mask)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError("attention_mask must be a tensor or a list of zeros and ones") from None
+    return (table[None] if table.dim() == 1 else table).to(owner.device)

@@ -30,6 +30,7 @@ from treespec.tree import TokenTree
 from treespec.verify import Coupled, Match, Rule, follow
 
 TREE_ROOM = 64  # rows beside the text that the caches start with
+PLANNED = 4096  # new tokens that room is made for at the start; a limit may be far beyond what is ever emitted
 
 
 def reads_at_once(device: torch.device) -> bool:
@@ -80,9 +81,10 @@ class Decoding:
         self._keep_scores = config.return_dict_in_generate and config.output_scores
         self._keep_logits = config.return_dict_in_generate and config.output_logits
         prompt = request.input_ids
+        planned = min(max(request.most_new, 0), PLANNED)
+        self._room = self.length + planned + TREE_ROOM
         with torch.inference_mode(False):  # steps may be taken outside the mode that they were asked for in
-            size = prompt.shape[1] + max(request.most_new, 0)
-            self._ids = torch.zeros(1, size, dtype=torch.long, device=prompt.device)
+            self._ids = torch.zeros(1, prompt.shape[1] + planned, dtype=torch.long, device=prompt.device)
         self._ids[:, : prompt.shape[1]] = prompt
         # transformers' own criteria only look at ids: here they can without waiting for a device
         self._own_criteria = all(type(c).__module__.startswith("transformers.") for c in request.criteria)
@@ -94,10 +96,9 @@ class Decoding:
         if self.drafter is not None:
             self._check_drafter(self.drafter)
             shape = draft_shape(request.processors)
-            capacity = self.length + request.most_new + TREE_ROOM
             # asked of the class: an instance's properties may not be ready before begin
             self._session.keep_hidden = hasattr(type(self.drafter), "read")
-            asked = DraftRequest(self._text, capacity, target.vocabulary, shape, rule.noise, rule.sampler)
+            asked = DraftRequest(self._text, self._room, target.vocabulary, shape, rule.noise, rule.sampler)
             self.drafter.begin(asked)
         self._begin_seconds = perf_counter() - start
 
@@ -112,7 +113,7 @@ class Decoding:
     def _begin_target(self) -> Session:
         cache = self.request.cache
         if cache is None:
-            return self.target.session(self.length + self.request.most_new + TREE_ROOM)
+            return self.target.session(self._room)
         if cache.model is not None and cache.model() is not self.target.model:
             raise InputError("the cache was made by another model; pass one that this model's earlier turn returned")
         known = cache.known(self._text[:-1])  # at least the last token must be fed for its logits
@@ -296,6 +297,8 @@ class Decoding:
     def _append(self, token: int) -> bool:
         """Add one token to the text; True if the text ends with it."""
         at = self.request.input_ids.shape[1] + self.emitted
+        if at == self._ids.shape[1]:
+            self._lengthen()
         self._ids[0, at] = self._seen[0, at] = token
         self._text.append(token)
         self.emitted += 1
@@ -308,6 +311,14 @@ class Decoding:
             kept = tuple(self.scores) if self._keep_scores else None
             self.finished = bool(self.request.criteria(self._seen[:, : at + 1], kept).all())
         return self.finished
+
+    def _lengthen(self) -> None:
+        """Make room for half as many tokens again."""
+        one = self._seen is self._ids
+        more = (0, self._ids.shape[1] // 2)
+        with torch.inference_mode(False):
+            self._ids = torch.nn.functional.pad(self._ids, more)
+            self._seen = self._ids if one else torch.nn.functional.pad(self._seen, more)
 
     def _commit(self, index: int, path: list[int], tokens: list[int], origin: list[int]) -> None:
         """Both caches keep the emitted path; as in transformers, the last token is in none of them."""

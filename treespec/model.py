@@ -78,7 +78,7 @@ class TreeModel:
         return cls(model, role).checked()
 
     def checked(self) -> TreeModel:
-        """Itself; the self-check runs at first sight and again if dtype, device or attention change.
+        """This wrapper, once its model has passed the self-check: see :meth:`of`. The constructor makes no forward.
 
         Raises:
             UnsupportedModelError: if the logits of a small tree are not those of its paths.

@@ -6,19 +6,22 @@ the result where the decoding method would start, so every argument means exactl
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList, StoppingCriteriaList, TemperatureLogitsWarper
+from transformers import LogitsProcessorList, StoppingCriteriaList, StopStringCriteria, TemperatureLogitsWarper
 from transformers.cache_utils import DynamicCache
 
 from treespec.cache import TreeCache
-from treespec.errors import InputError
+from treespec.errors import InputError, TreespecError
 
 COLD = 1e-6
-MOST_NEW = 1 << 24  # the room for ids is taken at once
+# what a tree can serve; in assisted generation it is treespec that assists
+MODES = ("greedy_search", "sample", "assisted_generation")
 
 
 @dataclass
@@ -54,7 +57,6 @@ def prepare(model: Any, input_ids: Tensor, **kwargs: Any) -> Request:
         InputError: for requests that a tree cannot serve.
     """
     check_ids(input_ids)
-    _check_mask(input_ids, kwargs.get("attention_mask"))
     caught: list[Request] = []
 
     def catch(model: Any, input_ids: Tensor, **prepared: Any) -> Tensor:
@@ -64,8 +66,49 @@ def prepare(model: Any, input_ids: Tensor, **kwargs: Any) -> Request:
     for name in ("assistant_model", "prompt_lookup_num_tokens"):
         if kwargs.get(name):
             raise InputError(f"{name} is transformers' own speculation; pass draft= and policy= to treespec instead")
-    model.generate(input_ids, custom_generate=catch, **kwargs)
+    try:
+        model.generate(input_ids, custom_generate=catch, **kwargs)
+    except TreespecError:
+        raise
+    except (ValueError, TypeError, AttributeError, LookupError, ImportError, RuntimeError, AssertionError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"transformers cannot prepare this request: {reason[:300]}") from error
     return caught[0]
+
+
+def take_stop_strings(target: Any, generation: dict[str, Any], tokenizer: Any) -> Any:
+    """Turn stop strings, wherever they are asked for, into a stopping criterion in ``generation``.
+
+    transformers makes the criterion itself, but it hands a callable decoding method no tokenizer to make it with.
+
+    Returns:
+        The model to prepare the request with: ``target``, or a shallow copy whose generation config names none.
+    """
+    given, default = generation.get("generation_config"), getattr(target, "generation_config", None)
+    strings = generation.get("stop_strings")
+    for config in (given, default):
+        strings = getattr(config, "stop_strings", None) if strings is None else strings
+    if strings is None:
+        return target
+    if tokenizer is None:
+        raise InputError("stop_strings needs tokenizer=")
+    try:
+        criterion = StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InputError(
+            f"stop_strings must be one or more texts that the tokenizer's tokens can spell; got {strings!r}"
+        ) from error
+    generation["stopping_criteria"] = StoppingCriteriaList([*(generation.get("stopping_criteria") or []), criterion])
+    generation.pop("stop_strings", None)
+    if given is not None:
+        generation["generation_config"] = copy.copy(given)
+        generation["generation_config"].stop_strings = None
+    if default is None or default.stop_strings is None:
+        return target
+    silent = copy.copy(target)  # what a config leaves open is filled in from the model's own
+    silent.generation_config = copy.copy(default)
+    silent.generation_config.stop_strings = None
+    return silent
 
 
 def check_ids(input_ids: Tensor) -> None:
@@ -74,7 +117,7 @@ def check_ids(input_ids: Tensor) -> None:
     Raises:
         InputError: saying what is wrong.
     """
-    if input_ids.dim() != 2 or input_ids.is_floating_point():
+    if input_ids.dim() != 2 or input_ids.is_floating_point() or input_ids.dtype == torch.bool:
         raise InputError(
             f"input_ids must be whole numbers of shape [1, L]; got {input_ids.dtype} {tuple(input_ids.shape)}"
         )
@@ -105,22 +148,22 @@ def from_prepared(
     config = generation_config
     if config.num_beams != 1:
         raise InputError(f"beam search cannot be decoded speculatively; set num_beams=1 (got {config.num_beams})")
+    if (mode := config.get_generation_mode()).value not in MODES:
+        raise InputError(
+            f"{mode.value.replace('_', ' ')} cannot be decoded speculatively; only greedy decoding and sampling can"
+        )
+    if not isinstance(config.max_length, Integral):
+        raise InputError(f"max_new_tokens and max_length must be whole numbers; got a length of {config.max_length!r}")
     if inputs_embeds is not None:
         raise InputError("inputs_embeds cannot be decoded speculatively: a draft needs token ids; pass input_ids")
     check_ids(input_ids)
-    if int(config.max_length) - input_ids.shape[1] > MOST_NEW:
-        raise InputError(f"at most {MOST_NEW:,} new tokens can be asked for; got a max_length of {config.max_length:,}")
     if config.output_attentions or config.output_hidden_states:
         raise InputError("output_attentions and output_hidden_states are not available from tree verification")
     visible = input_ids[0]
-    _check_mask(input_ids, attention_mask)
     _check_positions(position_ids, attention_mask)
     if attention_mask is not None:
+        check_mask(attention_mask, input_ids)
         visible = visible[attention_mask[0].bool()]
-        if not attention_mask[0, -1]:
-            raise InputError("the last prompt token is masked out; pad on the left")
-    if visible.numel() == 0:
-        raise InputError("attention_mask hides the whole prompt")
     config_cache = None if isinstance(cache, DynamicCache) and cache.get_seq_length() == 0 else cache
     if config_cache is not None and not isinstance(config_cache, TreeCache):
         raise InputError(
@@ -132,11 +175,21 @@ def from_prepared(
     return Request(input_ids, visible.tolist(), warm, stopping_criteria, config, sample, config_cache)
 
 
-def _check_mask(input_ids: Tensor, mask: Tensor | None) -> None:
-    if mask is not None and mask.shape != input_ids.shape:
+def check_mask(mask: Tensor, input_ids: Tensor) -> None:
+    """Refuse a mask that is not one 0 or 1 for every prompt token, or that leaves no last token.
+
+    Raises:
+        InputError: saying what is wrong.
+    """
+    if mask.shape != input_ids.shape or not bool(((mask == 0) | (mask == 1)).all()):
         raise InputError(
-            f"attention_mask must have the shape of input_ids, {tuple(input_ids.shape)}; got {tuple(mask.shape)}"
+            f"attention_mask must hold a 0 or a 1 for every prompt token, shape {list(input_ids.shape)}; got "
+            f"{'other values' if mask.shape == input_ids.shape else f'shape {list(mask.shape)}'}"
         )
+    if not bool(mask.any()):
+        raise InputError("attention_mask hides the whole prompt")
+    if not bool(mask[0, -1]):
+        raise InputError("the last prompt token is masked out; pad on the left")
 
 
 def _is_cold(processor: Any) -> bool:

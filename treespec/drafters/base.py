@@ -22,7 +22,7 @@ class DraftRequest:
 
     Args:
         ids: prompt token ids, padding removed.
-        capacity: most tokens the text and one tree can have; sizes the draft's cache.
+        capacity: tokens to make room for at the start, those of one tree included; a longer text makes room as it goes.
         vocabulary: the target's; ids from it on are never proposed.
         shape: logits processors to apply to the draft's logits, or None.
         noise: Gumbel noise by absolute position for ``coupled``, or None.
