@@ -128,7 +128,7 @@ def load_pair(
         return _toy(draft)
     if draft == "auto":
         draft = "mix" if target == "smollm2" else "ngram"
-    places, beside = (None, "") if tensor_parallel else find_places(target, draft, dtype, device)
+    places, beside = (None, "") if tensor_parallel else find_places(target, draft, dtype, device, quantization)
     model, tokenizer = load_model(target, dtype, places, quantization=quantization, tensor_parallel=tensor_parallel)
     if tensor_parallel:
         beside = str(input_device(model))

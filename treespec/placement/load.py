@@ -166,8 +166,10 @@ def one_sentence(name: str, device_map: DeviceMap | None) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
             raise _out_of_memory(name, device_map) from error
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        missing = isinstance(error, ImportError)
+        hint = "Install it, or load the model otherwise" if missing else "Give 'smollm2', a folder or a hub id"
         raise InputError(
-            f"cannot load a causal language model from {name!r}: {reason[:200]}. Give 'smollm2', a folder or a hub id"
+            f"cannot load a causal language model from {name!r}: {reason[:200].rstrip('.')}. {hint}"
         ) from error
 
 
@@ -184,7 +186,7 @@ def _out_of_memory(name: str, device_map: DeviceMap | None) -> OutOfMemoryError:
 
 
 def find_places(
-    target: str, draft: str, dtype: str, device: str | PlacementPlan | DeviceMap
+    target: str, draft: str, dtype: str, device: str | PlacementPlan | DeviceMap, quantization: Any = None
 ) -> tuple[DeviceMap | None, str]:
     """Where a target goes, and its draft.
 
@@ -193,6 +195,7 @@ def find_places(
         draft: the same.
         dtype: the same.
         device: ``"auto"``, names such as ``"cuda:0,cuda:1"``, a plan, or a device map.
+        quantization: what the target is loaded with, counted where a plan is made.
 
     Returns:
         The target's device map (None for the CPU) and the draft's device.
@@ -204,7 +207,7 @@ def find_places(
         found = chosen_devices(device)
         if not any(d.is_gpu for d in found):
             return None, "cpu"
-        device = plan(target, draft, found, dtype=dtype)
+        device = plan(target, draft, found, dtype=dtype, quantization=quantization)
     if isinstance(device, PlacementPlan):
         if not device.fits or device.tensor_parallel:
             raise InputError(

@@ -13,17 +13,16 @@ from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from accelerate import init_empty_weights
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from treespec.cache import GROWTH, TreeCache
-from treespec.errors import InputError, UnsupportedModelError
+from treespec.errors import UnsupportedModelError
 from treespec.files import read_json
+from treespec.placement.configs import config_and_model
 from treespec.placement.precision import Precision
-from treespec.prompts import data_dir
 from treespec.selfcheck import layer_kinds
 
 REPLICATED = ("replicated", "sequence_parallel", "activation")  # tensor-parallel styles that shard no weight
@@ -133,73 +132,26 @@ class Needs:
         return nodes * self.sizes.get("vocabulary", 0) * (self.compute_bytes + 4)
 
 
-def model_needs(name: str, dtype: str) -> Needs:
+def model_needs(name: str, dtype: str, quantization: Any = None) -> Needs:
     """The needs of a causal language model.
 
     Args:
         name: ``"smollm2"``, a shape of ``data/configs``, a ``config.json``, a local folder or a hub id.
         dtype: see :class:`treespec.placement.precision.Precision`.
+        quantization: a transformers quantisation config to be applied while loading, or None.
 
     Raises:
         InputError: if there is no such model or dtype.
         UnsupportedModelError: if it is no decoder-only language model.
     """
-    file = _config_file(name)
-    if file is None or not file.is_file():
-        config = load_config(name)
-        return _needs(name, config, dtype, empty_model(config))
-    config, model = _remembered(name, str(file), file.stat().st_mtime_ns)
-    return _needs(name, config, dtype, model)
+    return _needs(name, *config_and_model(name), dtype, quantization)
 
 
-@lru_cache(maxsize=8)
-def _remembered(name: str, file: str, changed: int) -> tuple[Any, Any]:
-    """A config on this disk and its empty model, built once for each state of the file: a 70B takes seconds."""
-    config = load_config(name)
-    return config, empty_model(config)
-
-
-def _config_file(name: str) -> Path | None:
-    """The file that a name's config is read from, if it is on this disk."""
-    if name == "smollm2" or name.endswith(".gguf"):
-        return None
-    shape = data_dir() / "configs" / f"{name.lower()}.json"
-    return shape if shape.is_file() else Path(name) if name.endswith(".json") else Path(name) / "config.json"
-
-
-def load_config(name: str) -> Any:
-    """A transformers config by the name of a model.
-
-    Raises:
-        InputError: if there is none.
-    """
-    known = {path.stem: path for path in (data_dir() / "configs").glob("*.json")}
-    path = known.get(name.lower(), Path(name))
-    try:
-        if path.suffix == ".json":
-            content = read_json(path)
-            return AutoConfig.for_model(content.pop("model_type", "(none)"), **content)
-        if name == "smollm2":
-            from treespec.pairs import embedded_target
-
-            name = str(embedded_target())
-        where, options = (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (name, {})
-        return AutoConfig.from_pretrained(where, **options)
-    except InputError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InputError(
-            f"cannot read the config of {name!r}: {reason[:160]}; give a folder, a config.json, a hub id or one of "
-            f"{', '.join(sorted(known))}"
-        ) from None
-
-
-def _needs(name: str, config: Any, dtype: str, model: Any) -> Needs:
+def _needs(name: str, config: Any, model: Any, dtype: str, quantization: Any = None) -> Needs:
     text = config.get_text_config(decoder=True)
-    precision = Precision.of(config, dtype)
+    precision = Precision.of(config, dtype, quantization)
     blocks = _blocks(model, text)
-    cache = _cache_bytes(model, text, len(blocks), precision.compute_bytes)
+    cache = [precision.compute_bytes * numbers for numbers in _cache_numbers(model, text, len(blocks))]
     parts = tuple(_parts(model, blocks, cache, precision))
     heads = int(getattr(text, "num_attention_heads", 1))
     hidden = int(text.hidden_size)
@@ -215,25 +167,6 @@ def _needs(name: str, config: Any, dtype: str, model: Any) -> Needs:
     return Needs(name, "model", precision.name, parts, len(blocks), sizes, precision.compute_bytes, eager)
 
 
-def empty_model(config: Any) -> Any:
-    """The model on the meta device.
-
-    Raises:
-        UnsupportedModelError: if it cannot be built or has no language-model head.
-    """
-    try:
-        with init_empty_weights(include_buffers=True):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    except (ValueError, RuntimeError, AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
-        reason = str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
-        raise UnsupportedModelError(
-            f"a config of type {getattr(config, 'model_type', '?')!r} gives no causal language model: {reason}"
-        ) from None
-    if model.get_output_embeddings() is None or model.get_input_embeddings() is None:
-        raise UnsupportedModelError(f"a model of type {config.model_type!r} has no language-model head")
-    return model.eval()
-
-
 def _blocks(model: Any, text: Any) -> dict[str, nn.Module]:
     """The decoder layers by name."""
     count = int(text.num_hidden_layers)
@@ -243,19 +176,28 @@ def _blocks(model: Any, text: Any) -> dict[str, nn.Module]:
     raise UnsupportedModelError(f"cannot find the {count} decoder layers of a model of type {text.model_type!r}")
 
 
+# numbers in one cached token by layer, of models asked before: the forward that tells takes a second for a 70B
+_CACHED: WeakKeyDictionary[nn.Module, list[float]] = WeakKeyDictionary()
+
+
+def _cache_numbers(model: Any, text: Any, layers: int) -> list[float]:
+    """Keys and values of one cached token, by layer."""
+    if model not in _CACHED:
+        _CACHED[model] = [*_asked(model, text, layers), *[0.0] * layers][:layers]
+    return _CACHED[model]
+
+
 @torch.no_grad()
-def _cache_bytes(model: Any, text: Any, layers: int, width: int) -> list[float]:
-    """Bytes of one cached token, by layer."""
+def _asked(model: Any, text: Any, layers: int) -> list[float]:
     cache = TreeCache(layer_kinds(text), GROWTH)
     ids = torch.zeros(1, 1, dtype=torch.long, device="meta")
     try:
         model(input_ids=ids, position_ids=ids, cache=cache, use_cache=True)
-        found = [layer.nbytes / GROWTH / 2 * width for layer in cache.layers]  # the model's own dtype has two bytes
+        return [layer.nbytes / GROWTH / 2 for layer in cache.layers]  # the model's own dtype has two bytes
     except (RuntimeError, ValueError, TypeError, NotImplementedError):  # e.g. experts have no kernel there
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        found = [2.0 * heads * size * width] * layers
-    return [*found, *[0.0] * layers][:layers]
+        return [2.0 * heads * size] * layers
 
 
 def _parts(model: Any, blocks: dict[str, nn.Module], cache: list[float], precision: Precision) -> Iterator[Part]:
