@@ -27,7 +27,8 @@ from treespec.cost import CostCurve
 from treespec.fast import speed_up
 from treespec.measure import _lines
 from treespec.model import TreeModel
-from treespec.placement.needs import load_config, model_needs
+from treespec.placement.configs import load_config
+from treespec.placement.needs import model_needs
 from treespec.tree import TokenTree
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)

@@ -1,4 +1,7 @@
-"""What the processes of a launch run in ``test_peers.py``: ``ranks.py WHAT FOLDER``; results go to FOLDER as JSON."""
+"""What the processes of a launch run in ``test_peers.py``: ``ranks.py VICTIM FOLDER WHAT …``; FOLDER gets the results.
+
+In the end VICTIM, a rank, is killed in the middle of a text. Starting processes is dear, so one launch checks much.
+"""
 
 import contextlib
 import io
@@ -12,8 +15,12 @@ import torch
 from conftest import prompt
 
 import treespec
-from treespec.launch import leave, rank, world
+from treespec.drafters import NgramDrafter
+from treespec.errors import OutOfMemoryError, VocabularyError
+from treespec.launch import rank, world
 from treespec.pairs import load_pair
+from treespec.peers import Follower
+from treespec.policies import Uniform
 
 torch.set_num_threads(1)
 POLICIES = [
@@ -76,36 +83,110 @@ def commands(folder, divided):
     }
 
 
-def main(what, folder):
-    if what == "texts":
-        results = {}
-        for draft in ("draft", "self", "ngram"):
-            name = str(folder / "draft") if draft == "draft" else draft
+class Liar(Uniform):
+    """Says that it decides before it sees the drawn children, and does not."""
+
+    name = "liar"
+
+    def trim(self, score, kept, drawn):
+        return kept & (torch.arange(kept.shape[1]) < 2)
+
+
+class Broken(NgramDrafter):
+    """A draft that fails where it is told to."""
+
+    def __init__(self, where, error):
+        super().__init__()
+        self.fails = {where: error}
+
+    def begin(self, request):
+        self._fail("begin")
+        super().begin(request)
+
+    def commit(self, path, tokens):
+        self._fail("commit")
+        super().commit(path, tokens)
+
+    def grow(self, policy, max_depth):
+        self._fail("grow")
+        return super().grow(policy, max_depth)
+
+    def _fail(self, where):
+        if where in self.fails:
+            raise self.fails[where]
+
+
+def failures(target, draft, linear):
+    """What every process ends with where the first one's policy or draft, or the target, breaks; and a text after that.
+
+    Args:
+        target: divided or not.
+        draft: a model, or in processes that follow nobody's.
+        linear: options of the text.
+    """
+    leads = rank() == 0
+    broken = lambda where, error: Broken(where, error) if leads else Follower()  # noqa: E731
+    runs = {
+        "policy": dict(draft=draft, policy=Liar(2, 2), rule="rrs", **SAMPLED),
+        "begin": dict(draft=broken("begin", VocabularyError("another vocabulary")), **linear),
+        "commit": dict(draft=broken("commit", OutOfMemoryError("the draft ran out of memory")), **linear),
+        "grow": dict(draft=broken("grow", RuntimeError("boom\nand more")), **linear),
+        "target": dict(draft=draft, **linear),
+    }
+    ended = {}
+    for name, options in runs.items():
+        hook = target.lm_head.register_forward_hook(_no_numbers) if name == "target" else None
+        try:
+            treespec.generate(target, inputs=prompt(6), max_new_tokens=NEW, **options)
+        except Exception as error:
+            ended[name] = [type(error).__name__, str(error)]
+        if hook is not None:
+            hook.remove()
+    ended["text"] = treespec.generate(target, draft, prompt(6), max_new_tokens=NEW, **linear).tokens
+    return ended
+
+
+def _no_numbers(module, inputs, out):
+    return out * torch.nan if out.shape[1] > 1 else out
+
+
+def killed(victim, folder):
+    """One text, in the middle of which a process is killed; ends this process."""
+    from treespec.cli import main as run
+    from treespec.decode import Decoding
+
+    honest = Decoding._step
+
+    def step(self, index):
+        if index == 3 and rank() == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return honest(self, index)
+
+    Decoding._step = step
+    options = ("--draft", str(folder / "draft"), "--policy", "linear", "--max-new-tokens", "60")
+    sys.argv = ["treespec", "generate", "--prompt", "Tree?", "--target", str(folder / "model"), *options]
+    run()
+
+
+LINEAR = dict(policy="linear:gamma=3", do_sample=False)
+
+
+def main(victim, folder, *what):
+    results = {}
+    if "texts" in what:
+        for draft in ("draft", "self", "ngram", "head"):
+            name = str(folder / draft) if draft in ("draft", "head") else draft
             pair = load_pair(str(folder / "model"), name, tensor_parallel=True)
             results[draft] = texts(pair)
-        results["head"] = texts(load_pair(str(folder / "model"), str(folder / "head"), tensor_parallel=True))
+            if draft == "draft":
+                results["failures"] = failures(pair.target, pair.draft, LINEAR)
         results["shares"] = [p.to_local().numel() for p in pair.target.parameters() if hasattr(p, "to_local")]
-    elif what == "commands":
-        results = commands(folder, True)
-    else:
-        from treespec.cli import main as run
-        from treespec.decode import Decoding
-
-        honest = Decoding._step
-
-        def step(self, index):
-            if index == 3 and rank() == int(what.removeprefix("kill")):
-                os.kill(os.getpid(), signal.SIGKILL)
-            return honest(self, index)
-
-        Decoding._step = step
-        options = ("--draft", str(folder / "draft"), "--policy", "linear", "--max-new-tokens", "60")
-        sys.argv = ["treespec", "generate", "--prompt", "Tree?", "--target", str(folder / "model"), *options]
-        run()
+    if "commands" in what:
+        results["commands"] = commands(folder, True)
     assert world() == 2
-    (folder / f"{what}.{rank()}.json").write_text(json.dumps(results))
-    leave()
+    (folder / f"results.{rank()}.json").write_text(json.dumps(results))
+    killed(int(victim), folder)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

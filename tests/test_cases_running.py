@@ -28,7 +28,7 @@ from treespec.fast import speed_up
 from treespec.head import FeatureHead, HeadConfig
 from treespec.model import TreeModel
 from treespec.pairs import Pair, known_tokenizer, load_model, load_pair
-from treespec.placement.needs import load_config
+from treespec.placement.configs import load_config
 from treespec.policies import Uniform, parse_policies
 from treespec.prompts import Prompt
 from treespec.trace import Sampling, record

@@ -61,6 +61,19 @@ def test_coupled_text_is_plain_decodings(policy):
     assert torch.equal(got.sequences, want.sequences)
 
 
+@pytest.mark.parametrize("rule, policy", [
+    ("match", "bestfirst:budget=10"), ("rrs", "uniform:depth=2,width=2"), ("hybrid", "uniform:depth=2,width=2"),
+    ("traversal", "uniform:depth=2,width=2"), ("block", "linear:gamma=3"),
+])  # fmt: skip
+def test_drawn_texts_repeat_and_a_twin_is_believed(rule, policy):
+    """Here tests and draws are computed on the GPU for all nodes and read at once; their law is tested on the CPU."""
+    target, twin = build("llama").cuda(), build("llama").cuda()
+    options = dict(rule=rule, policy=policy, do_sample=True, temperature=0.8, top_p=0.9, top_k=0, max_new_tokens=24)
+    one, again, other = (treespec.generate(target, twin, prompt(7).cuda(), seed=s, **options) for s in (3, 3, 4))
+    assert one.tokens == again.tokens != other.tokens
+    assert rule in ("match", "hybrid") or min(len(e.tokens) for e in one.steps[1:-1]) == (4 if rule == "block" else 3)
+
+
 @pytest.mark.parametrize("lean", [False, True], ids=["own", "lean"])
 def test_a_loaded_pair_lies_on_the_gpu_and_writes_the_cpus_text(folder, lean):
     on_gpu = load_pair(str(folder), "self", fast="lean" if lean else "off", device="cuda:0")

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -26,17 +27,50 @@ from treespec.tree import TokenTree
 HERE = Path(__file__).parent
 
 
-def launch(what, folder, processes=2):
-    """Run ``ranks.py`` in several processes, as torchrun does."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+def environment(**more):
     path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+
+
+def torchrun(victim, folder, *what):
+    """Run ``ranks.py`` in two processes, as torchrun does, until one of them is killed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     return subprocess.run(
-        [*command, str(HERE / "ranks.py"), what, str(folder)],
+        [*command, str(HERE / "ranks.py"), str(victim), str(folder), *what],
         capture_output=True,
         text=True,
         timeout=1500,
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        env=environment(),
     )
+
+
+def survivor(victim, folder):
+    """The same without a launcher that would end the other: what the other one says and how it ends."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    both = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "ranks.py"), str(victim), str(folder)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(RANK=str(i), LOCAL_RANK=str(i), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port),
+        )
+        for i in range(2)
+    ]
+    said = [process.communicate(timeout=1500)[1] for process in both]
+    assert both[victim].returncode == -signal.SIGKILL
+    return both[1 - victim].returncode, said[1 - victim]
+
+
+@pytest.fixture(scope="module")
+def launched(folder):
+    """Everything that two living processes do, and how they ended: one launch."""
+    done = torchrun(1, folder, "texts", "commands")
+    results = [folder / f"results.{i}.json" for i in range(2)]
+    assert all(r.is_file() for r in results), done.stderr[-3000:]
+    return done, *(json.loads(r.read_text()) for r in results)
 
 
 @pytest.fixture(scope="module")
@@ -62,31 +96,49 @@ def folder(tmp_path_factory):
     return where
 
 
+DRAFTS = ("draft", "self", "ngram", "head")
+
+
 @pytest.mark.slow
-def test_two_processes_write_what_one_does_for_every_policy_rule_and_draft(folder):
-    done = launch("texts", folder)
-    assert done.returncode == 0, done.stderr[-3000:]
-    first, second = (json.loads((folder / f"texts.{i}.json").read_text()) for i in range(2))
-    shares = first.pop("shares"), second.pop("shares")
-    assert first == second, "the processes were not in step"
-    for draft in ("draft", "self", "ngram", "head"):
-        name = str(folder / draft) if draft in ("draft", "head") else draft
-        alone = ranks.texts(load_pair(str(folder / "model"), name))
-        for (policy, options), want, got in zip(ranks.RUNS, alone, first[draft]):
-            assert got["tokens"] == want["tokens"], (draft, policy, options)
-            if "auto" not in policy:  # that one follows the clock
-                assert got == want, (draft, policy, options)
+@pytest.mark.parametrize("draft", DRAFTS)
+def test_two_processes_write_what_one_does_for_every_policy_and_rule(folder, launched, draft):
+    _, first, second = launched
+    assert first[draft] == second[draft], "the processes were not in step"
+    name = str(folder / draft) if draft in ("draft", "head") else draft
+    alone = ranks.texts(load_pair(str(folder / "model"), name))
+    for (policy, options), want, got in zip(ranks.RUNS, alone, first[draft], strict=True):
+        assert got["tokens"] == want["tokens"], (policy, options)
+        if "auto" not in policy:  # that one follows the clock
+            assert got == want, (policy, options)
+
+
+@pytest.mark.slow
+def test_the_target_is_divided_and_trees_are_followed(launched):
+    _, first, second = launched
     linear = ranks.RUNS.index(("linear:gamma=3", dict(do_sample=False)))
     assert first["self"][linear]["steps"] < 7, "no tree was followed"
     whole = sum(p.numel() for p in build("llama").parameters())
-    assert all(0 < sum(share) < 0.6 * whole for share in shares), "the target was not divided"
+    assert all(0 < sum(each["shares"]) < 0.6 * whole for each in (first, second))
 
 
 @pytest.mark.slow
-def test_commands_under_torchrun_print_and_write_once(folder):
-    done = launch("commands", folder)
-    assert done.returncode == 0, done.stderr[-3000:]
-    first, second = (json.loads((folder / f"commands.{i}.json").read_text()) for i in range(2))
+def test_where_the_first_process_fails_all_end_alike_and_can_go_on(folder, launched):
+    _, first, second = (each["failures"] if isinstance(each, dict) else None for each in launched)
+    pair = load_pair(str(folder / "model"), str(folder / "draft"))
+    alone = ranks.failures(pair.target, pair.draft, ranks.LINEAR)
+    assert first == alone, "not what one process ends with"
+    assert first["policy"][0] == "PolicyError" and "dropped some of them" in first["policy"][1]
+    assert first["begin"] == ["VocabularyError", "another vocabulary"]
+    assert first["commit"] == ["OutOfMemoryError", "the draft ran out of memory"]
+    assert first["target"][0] == "NonFiniteLogitsError" and len(first["text"]) == ranks.NEW
+    assert second.pop("grow") == ["PeerError", "the first process failed: RuntimeError: boom"]
+    assert first.pop("grow") == ["RuntimeError", "boom\nand more"]
+    assert second == first
+
+
+@pytest.mark.slow
+def test_commands_under_torchrun_print_and_write_once(folder, launched):
+    first, second = (each["commands"] for each in launched[1:])
     assert second == {"generate": "", "compare": "", "record": ""}
     alone = ranks.commands(folder, False)
     generated, want = json.loads(first["generate"]), json.loads(alone["generate"])
@@ -104,12 +156,18 @@ def test_commands_under_torchrun_print_and_write_once(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim, survivor", [(1, 0), (0, 1)])
-def test_a_killed_process_ends_the_others_with_a_sentence(folder, victim, survivor):
-    done = launch(f"kill{victim}", folder)
+def test_a_killed_process_ends_the_others_with_a_sentence(launched):
+    done = launched[0]
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if "another process of the launch has ended" in line]
-    assert any(f"process {survivor} of 2 stops" in line for line in said), done.stderr[-3000:]
+    assert any("process 0 of 2 stops" in line for line in said), done.stderr[-3000:]
+
+
+@pytest.mark.slow
+def test_so_does_the_first_one_killed_without_a_launcher(folder):
+    code, said = survivor(0, folder)
+    assert code == 1 and "process 1 of 2 stops: another process of the launch has ended" in said, said[-3000:]
+    assert "Traceback" not in said
 
 
 def test_one_process_cannot_divide_a_model(folder):
@@ -155,6 +213,30 @@ def test_the_launchers_signal_becomes_a_sentence():
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
+        signal.set_wakeup_fd(-1)
+
+
+STUCK = """
+import ctypes
+from treespec.launch import end_with_the_others
+end_with_the_others(0.2)
+lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
+libc.pthread_mutex_lock(lock)
+print("waiting", flush=True)
+libc.pthread_mutex_lock(lock)  # for ever, and no handler of Python's runs in here
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="blocks the main thread with a C library's lock")
+def test_the_sentence_comes_even_where_the_main_thread_never_returns():
+    stuck = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert stuck.stdout.readline() == "waiting\n"
+        stuck.terminate()
+        out, said = stuck.communicate(timeout=600)
+    finally:
+        stuck.kill()
+    assert stuck.returncode == 1 and "another process of the launch has ended" in said and "Traceback" not in said
 
 
 def test_other_errors_are_not_blamed_on_others():

@@ -12,9 +12,10 @@ import treespec as package
 from treespec.cache import TreeCache
 from treespec.errors import InputError, UnsupportedModelError
 from treespec.placement import Device, parse_devices, plan
+from treespec.placement.configs import empty_model, load_config
 from treespec.placement.devices import chosen_devices
 from treespec.placement.layout import span
-from treespec.placement.needs import _needs, empty_model, load_config, model_needs
+from treespec.placement.needs import _needs, model_needs
 from treespec.placement.show import plan_html
 from treespec.selfcheck import layer_kinds
 
@@ -61,7 +62,7 @@ def test_cache_bytes_are_those_of_the_engines_cache(name):
     cache = TreeCache(layer_kinds(config), 128)
     with torch.no_grad():
         model(input_ids=torch.zeros(1, 3, dtype=torch.long), position_ids=torch.arange(3)[None], cache=cache)
-    assert _needs("x", model.config, "float32", empty_model(model.config)).cache(100) == cache.nbytes
+    assert _needs("x", model.config, empty_model(model.config), "float32").cache(100) == cache.nbytes
 
 
 def test_quantised_weights_count_scales_and_leave_both_ends_wide():
@@ -73,12 +74,12 @@ def test_quantised_weights_count_scales_and_leave_both_ends_wide():
     gptq = {"quant_method": "gptq", "bits": 4, "group_size": 128}
     config = load_config("llama-3.1-8b")
     config.quantization_config = gptq
-    assert _needs("q", config, "bf16", empty_model(config)).weight_bytes == pytest.approx(
+    assert _needs("q", config, empty_model(config), "bf16").weight_bytes == pytest.approx(
         ends + inner * (4 + 20 / 128) / 8, rel=0.01
     )
     config.quantization_config = {"quant_method": "of_my_own"}
     with pytest.raises(InputError, match="of_my_own"):
-        _needs("q", config, "bf16", empty_model(config))
+        _needs("q", config, empty_model(config), "bf16")
 
 
 def test_the_articles_setting_fits_in_sequence_with_the_draft_beside_the_head(article):

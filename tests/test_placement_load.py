@@ -2,22 +2,25 @@
 
 import gc
 import glob
+import importlib.util
+import shutil
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers as T
 from conftest import build, prompt, reference
 from test_api import characters
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import treespec
-from treespec import decode
-from treespec.errors import InputError, NonFiniteLogitsError, OutOfMemoryError
+from treespec.errors import InputError, OutOfMemoryError
 from treespec.head import FeatureHead, HeadConfig, load_head
 from treespec.pairs import load_model, load_pair
-from treespec.placement import load, plan
+from treespec.placement import load, parse_devices, plan
+from treespec.placement.load import find_places
+from treespec.placement.needs import model_needs
 
 LAYERS = 4
 PARTS = [
@@ -76,6 +79,56 @@ def test_a_plan_is_followed(folder):
     )
 
 
+def write_gguf(path):
+    """A small Llama of random weights, with a tokenizer of single characters."""
+    gguf = pytest.importorskip("gguf")
+    draws = np.random.default_rng(0)
+    tokens = [*map(chr, range(33, 127)), "<s>", "</s>"]
+    out = gguf.GGUFWriter(str(path), "llama")
+    out.add_context_length(256)
+    out.add_embedding_length(32)
+    out.add_block_count(LAYERS)
+    out.add_feed_forward_length(48)
+    out.add_head_count(4)
+    out.add_head_count_kv(2)
+    out.add_layer_norm_rms_eps(1e-6)
+    out.add_rope_dimension_count(8)
+    out.add_vocab_size(len(tokens))
+    out.add_tokenizer_model("gpt2")
+    out.add_token_list(tokens)
+    out.add_token_types([1] * (len(tokens) - 2) + [3, 3])
+    out.add_token_merges(["a b"])
+    out.add_bos_token_id(len(tokens) - 2)
+    out.add_eos_token_id(len(tokens) - 1)
+    shapes = {"token_embd": (len(tokens), 32), "output": (len(tokens), 32), "output_norm": (32,)}
+    for i in range(LAYERS):
+        own = {"attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32), "attn_output": (32, 32), "attn_norm": (32,),
+               "ffn_gate": (48, 32), "ffn_up": (48, 32), "ffn_down": (32, 48), "ffn_norm": (32,)}  # fmt: skip
+        shapes |= {f"blk.{i}.{name}": shape for name, shape in own.items()}
+    for name, shape in shapes.items():
+        numbers = np.ones(shape) if len(shape) == 1 else 0.5 * draws.standard_normal(shape)
+        out.add_tensor(f"{name}.weight", numbers.astype(np.float32))
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()
+
+
+def test_a_gguf_file_is_planned_and_placed_like_any_other_target(tmp_path):
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file)
+    found = plan(str(file), "self", "cpu:8GB", dtype="float32")
+    whole = load_pair(str(file), "none")
+    assert found.target.parameters == sum(p.numel() for p in whole.target.parameters())
+    want = reference(whole.target, prompt(6), 12, eos_token_id=None)
+    for device in (found, *map(placed, SPLITS.values())):
+        pair = load_pair(str(file), "self", device=device)
+        got = treespec.generate(
+            pair.target, pair.draft, prompt(6), policy="linear", do_sample=False, max_new_tokens=12, eos_token_id=None
+        )
+        assert torch.equal(got.sequences, want) and got.stats.tokens_per_step > 2
+
+
 def test_a_plan_that_does_not_fit_is_not_followed(folder):
     found = plan(str(folder), "none", "cpu:20KB", dtype="float32")
     assert not found.fits
@@ -128,6 +181,21 @@ def test_what_was_offloaded_goes_with_the_model(folder):
     assert own and own - offload_folders()
 
 
+def test_a_load_that_breaks_in_the_middle_keeps_no_memory(folder, tmp_path):
+    """The weights' file is cut short: by then the model has been made and part of it filled."""
+    shutil.copytree(folder, tmp_path / "cut")
+    file = tmp_path / "cut" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-4096])
+    alive = lambda: sum(isinstance(o, T.LlamaForCausalLM) for o in gc.get_objects())  # noqa: E731
+    gc.collect()
+    before, folders = alive(), offload_folders()
+    for split in SPLITS.values():
+        with pytest.raises(InputError, match="cannot load"):
+            load_pair(str(tmp_path / "cut"), "none", device=placed(split))
+    gc.collect()
+    assert alive() == before and offload_folders() == folders
+
+
 @pytest.mark.parametrize("error", [
     torch.OutOfMemoryError("CUDA out of memory"), MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
 ])  # fmt: skip
@@ -156,16 +224,46 @@ def test_quantisation_configs_are_passed_through(folder, monkeypatch, config):
     assert seen["quantization_config"] is config and seen["dtype"] == torch.bfloat16
 
 
+QUANTISED = {
+    "bitsandbytes": lambda: T.BitsAndBytesConfig(load_in_4bit=True), "gptqmodel": lambda: T.GPTQConfig(bits=4, dataset="c4"),
+    "gptqmodel ": lambda: T.AwqConfig(bits=4), "torchao": lambda: {"quant_method": "torchao", "quant_type": "int8"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("library", QUANTISED)
+def test_a_missing_library_is_named_with_what_to_do(folder, library):
+    name = library.strip()
+    if importlib.util.find_spec(name):
+        pytest.skip(f"{name} is here")
+    words = "GPU is required" if library == "gptqmodel" and importlib.util.find_spec("optimum") else rf"{name}|optimum"
+    with pytest.raises(InputError, match=words) as error:
+        load_pair(str(folder), "none", "bfloat16", quantization=QUANTISED[library]())
+    assert "\n" not in str(error.value) and "Give 'smollm2'" not in str(error.value)
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 def test_narrow_dtypes_are_bitsandbytes_or_one_sentence(folder, dtype):
-    pytest.importorskip("transformers")
-    try:
-        import bitsandbytes  # noqa: F401
-    except ImportError:
-        with pytest.raises(InputError, match=r"cannot load .*bitsandbytes"):
-            load_pair(str(folder), "none", dtype)
+    if importlib.util.find_spec("bitsandbytes"):
+        assert load_pair(str(folder), "none", dtype).generate("Tree?", max_new_tokens=3).tokens
         return
-    assert load_pair(str(folder), "none", dtype).generate("Tree?", max_new_tokens=3).tokens
+    with pytest.raises(InputError, match=r"cannot load .*bitsandbytes.*Install it"):
+        load_pair(str(folder), "none", dtype)
+
+
+@pytest.mark.parametrize("config, bits", [
+    (T.BitsAndBytesConfig(load_in_4bit=True), 4.5), (T.BitsAndBytesConfig(load_in_8bit=True), 8), (T.GPTQConfig(bits=4, dataset="c4"), 4.16),
+    (T.AwqConfig(bits=4, group_size=64), 4.31), ({"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig"}}}, 8),
+], ids=["4bit", "8bit", "gptq", "awq", "torchao"])  # fmt: skip
+def test_where_a_quantised_target_goes_counts_its_quantisation(monkeypatch, config, bits):
+    """An 8B in 16 bits would not fit these devices."""
+    monkeypatch.setattr(load, "chosen_devices", lambda names: parse_devices("14GB"))
+    with pytest.raises(InputError, match="does not fit"):
+        find_places("llama-3.1-8b", "none", "bfloat16", "auto")
+    places, _ = find_places("llama-3.1-8b", "none", "bfloat16", "auto", config)
+    assert set(places.values()) == {0}
+    ends = 2 * 2 * 128256 * 4096
+    inner = (8_030_261_248 * 2 - ends) / 2
+    assert model_needs("llama-3.1-8b", "bf16", config).weight_bytes == pytest.approx(ends + inner * bits / 8, rel=0.01)
 
 
 def test_mixed_dtypes_are_one_sentence():
@@ -197,66 +295,3 @@ def test_a_feature_head_takes_its_rows_from_wherever_they_are(folder, tmp_path, 
     assert torch.equal(pair.draft.output, near.output) and torch.equal(pair.draft.embedding, near.embedding)
     got = treespec.generate(pair.target, pair.draft, prompt(6), policy="linear", do_sample=False, max_new_tokens=12)
     assert torch.equal(got.sequences, reference(whole, prompt(6), 12))
-
-
-# --- one read a step ---------------------------------------------------------------------------------------------
-
-
-class Reads(TorchDispatchMode):
-    """Counts reads of single numbers off a tensor: on a GPU each would wait for it."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func is torch.ops.aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        dict(do_sample=False),
-        dict(do_sample=False, rule="coupled"),
-        dict(do_sample=True, rule="coupled", seed=3, top_k=0),
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("policy", ["plain", "linear:gamma=4", "uniform:depth=3,width=3", "bestfirst:budget=8"])
-def test_one_read_a_step_gives_the_same_text(llama, stranger, monkeypatch, options, policy):
-    run = lambda: treespec.generate(llama, stranger, prompt(7), policy=policy, max_new_tokens=24, **options)  # noqa: E731
-    want = run()
-    monkeypatch.setattr(decode, "reads_at_once", lambda device: True)
-    got = run()
-    assert torch.equal(got.sequences, want.sequences)
-    assert [e.path for e in got.steps] == [e.path for e in want.steps]
-
-
-def test_nothing_is_read_token_by_token(llama, twin, monkeypatch):
-    monkeypatch.setattr(decode, "reads_at_once", lambda device: True)
-    found = decode.Decoding._choices
-    counts = []
-
-    def counted(self, kept, logits):
-        with Reads() as reads:
-            choose = found(self, kept, logits)
-            tokens = [choose(node, 0) for node in range(len(kept))]
-        counts.append(reads.count)
-        assert len(tokens) == len(kept)
-        return choose
-
-    monkeypatch.setattr(decode.Decoding, "_choices", counted)
-    monkeypatch.setattr(decode.Decoding, "_scores", lambda *a: pytest.fail("a row was read by itself"))
-    got = treespec.generate(llama, twin, prompt(7), policy="linear:gamma=4", do_sample=False, max_new_tokens=20)
-    assert got.stats.tokens_per_step > 4 and counts and max(counts) == 0
-
-
-def test_nan_is_named_where_it_is_read_at_once(twin, monkeypatch):
-    model = build("llama")
-    monkeypatch.setattr(decode, "reads_at_once", lambda device: True)
-    hook = lambda m, i, o: o * torch.nan if o.shape[1] > 1 else o  # noqa: E731
-    treespec.generate(model, None, prompt(4), max_new_tokens=2)  # the self-check, before it breaks
-    model.lm_head.register_forward_hook(hook)
-    with pytest.raises(NonFiniteLogitsError, match="hold NaN"):
-        treespec.generate(model, twin, prompt(4), policy="linear", do_sample=False, max_new_tokens=9)

@@ -6,6 +6,9 @@ import pytest
 
 from treespec.cost import CostModel, load_cost
 from treespec.errors import InputError
+from treespec.placement import Device
+from treespec.placement.layout import Load
+from treespec.placement.plan import divided
 from treespec.roofline import load_roofline
 
 GPUS = ("a100", "h100", "h200", "b200", "l4", "rtx4090")
@@ -63,6 +66,24 @@ def test_unknown_hardware_gets_one_sentence(name, wrong):
     with pytest.raises(InputError, match=wrong) as error:
         load_cost(name)
     assert "\n" not in str(error.value)
+
+
+def test_what_fits_is_what_a_plan_says():
+    """Weights alone would fit: the cache, the draft's and the reserve count too."""
+    line = load_roofline("l4:8b")
+    gpu, load = Device("cuda:0", line.gpu.memory), Load(2048, 1, 48)
+    (row,) = divided(line.target.needs(2, 2), line.drafter.needs(2, 2), [gpu], load)
+    assert row.cache == 2 * 32 * 8 * 128 * 2 * 2112 and row.weights == 2 * 8.03e9  # 2,097 rows in steps of 64
+    assert row.draft == 2 * 1.24e9 + 2 * 16 * 8 * 64 * 2 * 2112
+    most = int((row.free + row.cache + row.draft - 2 * 1.24e9) / (131_072 + 32_768) / 64) * 64 - 1
+    assert not line.extrapolates(1, most) and line.extrapolates(1, most + 64) and line.extrapolates(1, most // 2, 3)
+    assert replace(line, context=float(most)).context == most
+    with pytest.raises(
+        InputError, match=rf"{most + 64:,} cached tokens do not fit 1 × .*; use at least 2, or"
+    ) as error:
+        replace(line, context=float(most + 64))
+    assert "\n" not in str(error.value)
+    assert load_roofline("a100x4:70b").extrapolates(49, 2048, 8) is False
 
 
 def test_every_number_has_its_source():

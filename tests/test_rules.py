@@ -11,7 +11,7 @@ from test_head import texts
 from transformers import LogitsProcessor, LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TopPLogitsWarper
 
 import treespec
-from treespec import decode, shaping
+from treespec import readout, shaping
 from treespec.distill.train_head import new_head
 from treespec.drafters import HeadDrafter, MixDrafter, NgramDrafter
 from treespec.errors import InputError, PolicyError
@@ -80,7 +80,7 @@ def test_testing_another_q_would_be_seen(rule, monkeypatch):
 
 @pytest.mark.parametrize("rule", ["block", "traversal"])
 def test_scores_with_the_roots_prefix_would_be_seen(rule, monkeypatch):
-    monkeypatch.setattr(decode, "node_scores", lambda processors, ids, tree, x: processors(ids.expand(len(x), -1), x))
+    monkeypatch.setattr(readout, "node_scores", lambda processors, ids, tree, x: processors(ids.expand(len(x), -1), x))
     assert transitions(rule) < 1e-6
 
 

@@ -8,8 +8,8 @@ from ipywidgets.widgets.widget import _instances
 
 from treespec import Reason, TokenTree
 from treespec.errors import InputError
-from treespec.model import Session
 from treespec.pairs import load_pair
+from treespec.session import Session
 from treespec.widgets import MaskView
 
 

@@ -9,8 +9,7 @@ asked with exactly the text so far, so nothing after a stop is returned, streame
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from time import perf_counter
 from typing import Any, cast
@@ -18,27 +17,22 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from treespec import readout
 from treespec.drafters.base import Drafted, Drafter, DraftRequest, FeatureDrafter
-from treespec.errors import InputError, NonFiniteLogitsError, PolicyError
+from treespec.errors import InputError, PolicyError
 from treespec.events import StepEvent, StepTimes
-from treespec.model import Session, TreeModel
+from treespec.model import TreeModel
 from treespec.peers import peers
 from treespec.policies.base import Observation, Policy
+from treespec.readout import Readout
 from treespec.request import Request
-from treespec.shaping import check_stateless, draft_shape, node_scores
+from treespec.session import Session
+from treespec.shaping import draft_shape
 from treespec.tree import TokenTree
-from treespec.verify import Coupled, Match, Rule, follow
+from treespec.verify import Rule
 
 TREE_ROOM = 64  # rows beside the text that the caches start with
 PLANNED = 4096  # new tokens that room is made for at the start; a limit may be far beyond what is ever emitted
-
-
-def reads_at_once(device: torch.device) -> bool:
-    """Whether a step should read its tokens off the device in one go: elsewhere than on the CPU each read waits.
-
-    On the CPU it would cost more: all nodes would be looked at, not only those on the path.
-    """
-    return device.type != "cpu"
 
 
 class Decoding:
@@ -63,8 +57,7 @@ class Decoding:
         streamer: Any = None,
     ) -> None:
         rule.check(policy)
-        if rule.ahead:
-            check_stateless(request.processors, rule.name)
+        self._readout = Readout(request, rule)
         target.limits.check_prompt(len(request.visible), request.most_new)
         self.target, self.request, self.policy, self.rule = target, request, policy, rule
         self.peers = peers() if target.divided else None
@@ -75,11 +68,6 @@ class Decoding:
         self.finished = False
         self.length = len(request.visible)  # committed tokens the models see, the root included
         self.emitted = 0
-        self.scores: list[Tensor] = []
-        self.logits: list[Tensor] = []
-        config = request.config
-        self._keep_scores = config.return_dict_in_generate and config.output_scores
-        self._keep_logits = config.return_dict_in_generate and config.output_logits
         prompt = request.input_ids
         planned = min(max(request.most_new, 0), PLANNED)
         self._room = self.length + planned + TREE_ROOM
@@ -88,7 +76,7 @@ class Decoding:
         self._ids[:, : prompt.shape[1]] = prompt
         # transformers' own criteria only look at ids: here they can without waiting for a device
         self._own_criteria = all(type(c).__module__.startswith("transformers.") for c in request.criteria)
-        at_once = reads_at_once(prompt.device) and self._own_criteria
+        at_once = readout.reads_at_once(prompt.device) and self._own_criteria
         self._seen = self._ids.cpu() if at_once else self._ids
         self._text = list(request.visible)
         self._session = self._begin_target()
@@ -123,6 +111,16 @@ class Decoding:
         if known == 0:
             cache.angles = None
         return Session(self.target, cache, known)
+
+    @property
+    def scores(self) -> list[Tensor]:
+        """Processed scores ``[1, V]`` per emitted token, if the request asks for them."""
+        return self._readout.scores
+
+    @property
+    def logits(self) -> list[Tensor]:
+        """Raw float32 logits ``[1, V]`` per emitted token, if the request asks for them."""
+        return self._readout.logits
 
     @property
     def sequences(self) -> Tensor:
@@ -222,84 +220,16 @@ class Decoding:
 
     def _walk(self, kept: TokenTree, logits: Tensor) -> Generator[tuple[int, int | None], None, None]:
         """The accepted tokens, each with the node that held it; in step with the peers, if there are any."""
-        walk = self._own_walk(kept, logits)
+        walk = self._readout.walk(self, kept, logits)
         yield from walk if self.peers is None else self.peers.agree(walk, self)
-
-    def _own_walk(self, kept: TokenTree, logits: Tensor) -> Iterator[tuple[int, int | None]]:
-        if self.rule.ahead:
-            ahead = self._scores_ahead(kept, logits)
-            at = 0
-            for token, node in self.rule.walk(kept, ahead.__getitem__, self.length):
-                self._record(logits[at][None].float().to(ahead.device), ahead[at][None])
-                yield token, node
-                at = at if node is None else node
-            return
-        choices = self._choices(kept, logits)
-        if choices is None:
-            yield from self.rule.walk(kept, lambda n: self._scores(logits, n), self.length)
-            return
-        yield from follow(kept, choices, self.length)
-
-    def _choices(self, kept: TokenTree, logits: Tensor) -> Callable[[int, int], int] | None:
-        """The choices at all nodes with one read off the device, where that is possible and worth it."""
-        plain = not (len(self.request.processors) or self._keep_scores or self._keep_logits)
-        if not plain or type(self.rule) not in (Match, Coupled) or not reads_at_once(logits.device):
-            return None
-        found = cast(Match, self.rule).choices(logits, (self.length + kept.depth).tolist())
-        if found is None:
-            return None
-        tokens, broken = torch.stack([found, logits.amax(-1).isnan().long()]).tolist()
-
-        def choose(node: int, position: int) -> int:
-            if broken[node]:
-                self._refuse_nan()
-            return int(tokens[node])
-
-        return choose
-
-    def _scores(self, logits: Tensor, node: int) -> Tensor:
-        """Processed float32 scores ``[V]`` at a node whose path is what was emitted so far."""
-        raw = logits[node]
-        self._check_finite(raw)
-        keep = self._keep_logits or len(self.request.processors) > 0
-        scores = raw[None].to(torch.float32, copy=keep).to(self._ids.device)
-        if self._keep_logits:
-            self.logits.append(scores.clone())
-        scores = self.request.processors(self.sequences, scores)
-        if self._keep_scores:
-            self.scores.append(scores)
-        row: Tensor = scores[0]
-        return row
-
-    def _check_finite(self, logits: Tensor) -> None:
-        if math.isnan(float(logits.max())):  # the maximum passes NaN on, in one read
-            self._refuse_nan()
-
-    def _refuse_nan(self) -> None:
-        raise NonFiniteLogitsError(
-            f"the target's logits at position {self.length - 1} hold NaN after {self.emitted} new tokens; "
-            "load it in a wider dtype (float32 or bfloat16) or check its weights"
-        )
-
-    def _scores_ahead(self, kept: TokenTree, logits: Tensor) -> Tensor:
-        """Processed float32 scores ``[n, V]`` of all nodes, for rules that decide before anything is emitted."""
-        self._check_finite(logits)
-        raw = logits.to(torch.float32).to(self._ids.device)
-        return node_scores(self.request.processors, self.sequences, kept, raw)
-
-    def _record(self, raw: Tensor, scores: Tensor) -> None:
-        """Keep what ``output_logits`` and ``output_scores`` ask for, ``[1, V]`` each."""
-        if self._keep_logits:
-            self.logits.append(raw.clone())
-        if self._keep_scores:
-            self.scores.append(scores.clone())
 
     def _append(self, token: int) -> bool:
         """Add one token to the text; True if the text ends with it."""
         at = self.request.input_ids.shape[1] + self.emitted
         if at == self._ids.shape[1]:
             self._lengthen()
-        self._ids[0, at] = self._seen[0, at] = token
+        for ids in (self._ids, self._seen):
+            ids[:, at].fill_(token)  # an assignment would copy from the host and wait
         self._text.append(token)
         self.emitted += 1
         self.length += 1
@@ -308,7 +238,7 @@ class Decoding:
         if self.peers is not None and not self.peers.leads:
             self.finished = self.peers.ended
         else:
-            kept = tuple(self.scores) if self._keep_scores else None
+            kept = tuple(self.scores) if self._readout.keeps_scores else None
             self.finished = bool(self.request.criteria(self._seen[:, : at + 1], kept).all())
         return self.finished
 

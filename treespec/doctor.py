@@ -197,6 +197,9 @@ def print_report(found: dict[str, Any]) -> None:
     console.print(", ".join(f"{name} {version}" for name, version in found["versions"].items() if version))
     threads = found["threads"]
     console.print(f"{threads['torch']} threads on {threads['cores']} cores, {threads['vector']}")
+    if found["peer_access"]:
+        direct = sum(pair["direct"] for pair in found["peer_access"])
+        console.print(f"peer access: {direct} of {len(found['peer_access'])} pairs of GPUs reach each other directly")
     console.print(f"C kernel: {'works' if found['kernel']['works'] else 'missing'}")
     if found["model"] is not None:
         console.print(

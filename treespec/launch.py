@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
+import threading
 from typing import Any
 
 import torch
@@ -49,13 +51,35 @@ def peer_error(error: Exception | None = None) -> PeerError:
     )
 
 
-def end_with_the_others() -> None:
-    """Let the launcher's signal, sent when another process has failed, end this one with a sentence."""
+def end_with_the_others(patience: float = 5.0) -> None:
+    """Let the launcher's signal, sent when another process has failed, end this one with a sentence.
+
+    Python runs a handler only once the main thread is back from whatever it waits for, and a GPU that waits for the
+    other process may keep it for ever. So a thread is woken too, and ends the process where the handler cannot.
+
+    Args:
+        patience: seconds that the thread gives the handler.
+    """
+    heard = threading.Event()
 
     def stop(number: int, frame: Any) -> None:
+        heard.set()
         raise peer_error()
 
     signal.signal(signal.SIGTERM, stop)
+    bell, ear = socket.socketpair()
+    bell.setblocking(False)
+    signal.set_wakeup_fd(bell.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_listen, args=(bell, ear, heard, patience), daemon=True).start()
+
+
+def _listen(bell: socket.socket, ear: socket.socket, heard: threading.Event, patience: float) -> None:
+    """Wait for the signal; the bell is only kept from being closed."""
+    while ear.recv(1)[0] != signal.SIGTERM:
+        pass
+    if not heard.wait(patience):
+        print(f"treespec: {peer_error()}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 def own_device() -> str:

@@ -20,11 +20,12 @@ from treespec.api import make_drafter, start
 from treespec.compare import Progress, machine, median_interval
 from treespec.cost import CostCurve
 from treespec.errors import InputError
-from treespec.model import Session, TreeModel
+from treespec.model import TreeModel
 from treespec.pairs import Pair
 from treespec.policies import Autoregressive, Policy, SpecInfer
 from treespec.policies.base import MAX_NODES
 from treespec.prompts import filler_ids, mixed_prompts, read_prompts
+from treespec.session import Session
 from treespec.tree import TokenTree
 
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)

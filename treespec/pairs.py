@@ -36,9 +36,9 @@ from treespec.head import is_head, load_head
 from treespec.launch import rank
 from treespec.model import input_device
 from treespec.peers import Follower
+from treespec.placement.configs import source
 from treespec.placement.layout import PlacementPlan
 from treespec.placement.load import DeviceMap, check_gguf, find_places, load_weights, one_sentence
-from treespec.placement.needs import source
 from treespec.placement.precision import FLOATS, dtype_name
 from treespec.prompts import data_dir, is_text
 from treespec.toy import TableModel, toy_tokenizer
@@ -132,7 +132,7 @@ def load_pair(
         return _toy(draft)
     if draft == "auto":
         draft = "mix" if target == "smollm2" else "ngram"
-    places, beside = (None, "") if tensor_parallel else find_places(target, draft, dtype, device)
+    places, beside = (None, "") if tensor_parallel else find_places(target, draft, dtype, device, quantization)
     model, tokenizer = load_model(target, dtype, places, quantization=quantization, tensor_parallel=tensor_parallel)
     if tensor_parallel:
         beside = str(input_device(model))

@@ -8,7 +8,7 @@ The others follow. What is sent is a few hundred numbers a step, over gloo on th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from treespec import errors
 from treespec.drafters.base import Drafted, Drafter, DraftRequest, FeatureDrafter
-from treespec.errors import PeerError
+from treespec.errors import PeerError, TreespecError
 from treespec.launch import peer_error
 from treespec.limits import NO_LIMIT
 from treespec.policies.base import Policy
@@ -49,16 +50,33 @@ class Peers:
 
         Raises:
             PeerError: if another process is gone.
+            TreespecError: in those that follow, what the first process failed with instead (see :meth:`fail`).
         """
+        shape = self._broadcast(torch.tensor([0, 0] if table is None else list(table.shape)))
+        rows, columns = shape.tolist()
+        if rows < 0:
+            raise _as_error(bytes(self._broadcast(torch.zeros(columns, dtype=torch.uint8)).tolist()))
+        out = torch.empty(rows, columns, dtype=torch.float64) if table is None else table.double().contiguous()
+        return self._broadcast(out) if out.numel() else out
+
+    def fail(self, error: Exception) -> None:
+        """Tell the others, who wait for a table, why there is none: they raise the same, so that all end alike.
+
+        Args:
+            error: of the first process; that another one is gone need not be told.
+        """
+        if isinstance(error, PeerError):
+            return
+        words = _as_bytes(error)
+        self._broadcast(torch.tensor([-1, len(words)]))
+        self._broadcast(torch.tensor(list(words), dtype=torch.uint8))
+
+    def _broadcast(self, tensor: Tensor) -> Tensor:
         try:
-            shape = torch.tensor([0, 0] if table is None else list(table.shape))
-            dist.broadcast(shape, 0, group=self._group)
-            out = torch.empty(*shape.tolist(), dtype=torch.float64) if table is None else table.double().contiguous()
-            if out.numel():
-                dist.broadcast(out, 0, group=self._group)
+            dist.broadcast(tensor, 0, group=self._group)
         except RuntimeError as error:
             raise peer_error(error) from None
-        return out
+        return tensor
 
     def drafter(self, drafter: Drafter) -> Drafter:
         """The first process's drafter, for all of them."""
@@ -84,8 +102,12 @@ class Peers:
             for token, node in walk:
                 taken.append([token, -1 if node is None else node])
                 yield token, node
-        finally:
-            self.send(torch.tensor([*taken, [int(text.finished), 0]], dtype=torch.float64))
+        except GeneratorExit:  # the text ended before the walk did
+            pass
+        except Exception as error:
+            self.fail(error)
+            raise
+        self.send(torch.tensor([*taken, [int(text.finished), 0]], dtype=torch.float64))
 
 
 @lru_cache
@@ -124,6 +146,7 @@ class SharedDrafter:
 
     def __init__(self, peers: Peers, drafter: Drafter, samples: bool) -> None:
         self.peers, self.inner, self.samples = peers, drafter, samples
+        self._failed: Exception | None = None
 
     @property
     def depth_room(self) -> int:
@@ -132,24 +155,41 @@ class SharedDrafter:
 
     def begin(self, request: DraftRequest) -> None:
         """See :class:`treespec.drafters.base.Drafter`."""
-        if self.peers.leads:
-            self.inner.begin(request)
+        self._failed = None
+        self._lead(lambda: self.inner.begin(request))
         self._text_end = request.ids[-1]
 
     def commit(self, path: list[int], tokens: list[int]) -> None:
         """See :class:`treespec.drafters.base.Drafter`."""
-        if self.peers.leads:
-            self.inner.commit(path, tokens)
+        self._lead(lambda: self.inner.commit(path, tokens))
         self._text_end = tokens[-1]
 
     def grow(self, policy: Policy, max_depth: int) -> Drafted:
         """The first process's tree. What its children were drawn from stays there: only there it is looked at."""
         if not self.peers.leads:
             return Drafted(_unpacked(self.peers.send(None)))
-        room = min(max_depth, self.inner.depth_room)
-        drafted = self.inner.grow(policy, room) if room > 0 else Drafted(TokenTree.root_only(self._text_end))
+        try:
+            drafted = self._grow(policy, max_depth)
+        except Exception as error:
+            self.peers.fail(error)
+            raise
         self.peers.send(_packed(drafted.tree))
         return drafted
+
+    def _grow(self, policy: Policy, max_depth: int) -> Drafted:
+        if self._failed is not None:
+            raise self._failed
+        room = min(max_depth, self.inner.depth_room)
+        return self.inner.grow(policy, room) if room > 0 else Drafted(TokenTree.root_only(self._text_end))
+
+    def _lead(self, act: Callable[[], None]) -> None:
+        """Act in the first process. Where that fails no other waits for a word: they hear of it at the next tree."""
+        if not self.peers.leads or self._failed is not None:
+            return
+        try:
+            act()
+        except Exception as error:
+            self._failed = error
 
 
 class SharedFeatureDrafter(SharedDrafter):
@@ -159,8 +199,21 @@ class SharedFeatureDrafter(SharedDrafter):
 
     def read(self, hidden: Tensor, start: int | None = None) -> None:
         """See :class:`treespec.drafters.base.FeatureDrafter`."""
-        if self.peers.leads:
-            self.inner.read(hidden, start)
+        self._lead(lambda: self.inner.read(hidden, start))
+
+
+def _as_bytes(error: Exception) -> bytes:
+    """An error of ours by name and sentence; of any other only that the first process has failed."""
+    if isinstance(error, TreespecError):
+        return f"{type(error).__name__}\n{error}".encode()
+    reason = (str(error).strip() or "no reason given").splitlines()[0][:160]
+    return f"PeerError\nthe first process failed: {type(error).__name__}: {reason}".encode()
+
+
+def _as_error(words: bytes) -> TreespecError:
+    name, _, sentence = words.decode().partition("\n")
+    kind: type[TreespecError] = getattr(errors, name, TreespecError)
+    return kind(sentence)
 
 
 def _packed(tree: TokenTree) -> Tensor:

@@ -117,7 +117,8 @@ def not_measured(trace: Trace, cost: At, rows: list[dict[str, Any]], tuning: dic
     ]
     named = [r["strategy"] for r in rows if r["extrapolated"]]
     if named:
-        out.append(f"Outside the sizes, contexts or batches that the cost model was measured for: {', '.join(named)}.")
+        what = "Outside the sizes, contexts or batches that the cost model was measured for or its GPUs hold"
+        out.append(f"{what}: {', '.join(named)}.")
     short = [f"{r['strategy']} ({100 * r['truncated_share']:.0f} %)" for r in rows if r["truncated_share"] > TRUNCATED]
     if short:
         out.append(

@@ -10,6 +10,7 @@ import abc
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from treespec.chance import Chance
@@ -65,7 +66,16 @@ class SampledRule(abc.ABC):
 
 
 class _Stepwise(SampledRule):
-    """One token at a time: a child is accepted and stepped into, or the bonus token ends the walk."""
+    """One token at a time: a child is accepted and stepped into, or the bonus token ends the walk.
+
+    What a child is tested with does not depend on chance, only how far the tests go. So the same steps serve one node,
+    as far as they are needed, and all nodes at once.
+
+    Attributes:
+        last_only: only the last child was drawn and is tested; the others are left out of q.
+    """
+
+    last_only = False
 
     def walk(self, tree: TokenTree, scores: Scores, position: int) -> Iterator[tuple[int, int | None]]:
         """See :class:`treespec.verify.Rule`; scores are asked for exactly the emitted prefix."""
@@ -79,35 +89,65 @@ class _Stepwise(SampledRule):
                 return
             node = child
 
-    @abc.abstractmethod
     def choose(self, p: Tensor, q: Tensor, children: list[int]) -> int:
         """The emitted token, distributed as ``p``.
 
         Args:
             p: ``[V]`` float64 target probabilities at the node.
-            q: ``[V]`` float64 draft probabilities, those that the children were drawn from; may be overwritten.
+            q: ``[V]`` float64 draft probabilities, those that the children were drawn from.
             children: tokens in drawing order, at least one.
         """
+        tokens = torch.tensor([children], device=p.device)
+        p, q = p[None], self._drawn_from(q[None], tokens)
+        for i in range(self._first(len(children)), len(children)):
+            if self.chance.coin(float(ratio(p, q, tokens[:, i]))):
+                return children[i]
+            p, q = rejected(p, q, tokens[:, i])
+        return self.chance.token(p[0])
+
+    def table(self, tree: TokenTree, scores: Tensor, position: int) -> Tensor:
+        """``[n, 1 + K]``: a token of what is left where all children are rejected, then each child's test."""
+        found = [list(tokens) for tokens in tree.children()]
+        p = probabilities(scores)
+        table = p.new_ones(len(found), 1 + max(map(len, found)))
+        for count in sorted(set(map(len, found))):  # nodes with as many children are tested together
+            mine = [i for i, tokens in enumerate(found) if len(tokens) == count]
+            index = torch.tensor(mine, device=p.device)
+            left = p[index]
+            if count:
+                tokens = torch.tensor([found[i] for i in mine], device=p.device)
+                q = self._drawn_from(torch.stack([tree.laws[i].dense(p[i]) for i in mine]), tokens)
+                for i in range(self._first(count), count):
+                    table[index, 1 + i] = ratio(left, q, tokens[:, i])
+                    left, q = rejected(left, q, tokens[:, i])
+            table[index, 0] = self.chance.ranking(left, 1)[:, 0].to(table)
+        return table
+
+    def choose_from(self, row: list[float], children: list[int]) -> int:
+        """See :class:`treespec.verify.Rule`; the coins are thrown here, as far as they are needed."""
+        for i in range(self._first(len(children)), len(children)):
+            if self.chance.coin(row[1 + i]):
+                return children[i]
+        return int(row[0])
+
+    def _first(self, children: int) -> int:
+        """The first child that is tested."""
+        return max(children - 1, 0) if self.last_only else 0
+
+    def _drawn_from(self, q: Tensor, tokens: Tensor) -> Tensor:
+        """The law of the children that are tested; if the others have all of q's support, the last is certain."""
+        first = self._first(tokens.shape[1])
+        return without(q, tokens[:, :first]) if first else q
 
 
 class Rrs(_Stepwise):
-    """Recursive rejection over children drawn without replacement.
+    """Recursive rejection over children drawn without replacement: each in turn against what is left of p and q.
 
     SpecInfer's multi-step sampling (Miao et al. 2023, arXiv 2305.09781) with the without-replacement q of Sequoia
     (Chen et al. 2024, arXiv 2402.12374) and EAGLE-1.
     """
 
     name = "rrs"
-
-    def choose(self, p: Tensor, q: Tensor, children: list[int]) -> int:
-        """Each child in turn against what is left of p and q."""
-        for token in children:
-            if self.chance.coin(float(p[token]) / float(q[token])):
-                return token
-            p, _ = residual(p, q)
-            q[token] = 0.0
-            q /= q.sum().clamp(min=TINY)
-        return self.chance.token(p)
 
 
 class Hybrid(_Stepwise):
@@ -118,20 +158,12 @@ class Hybrid(_Stepwise):
     """
 
     name = "hybrid"
+    last_only = True
 
     @property
     def sampler(self) -> Sampler:
         """Draws the last child only."""
         return TopAndOne(self.draft)
-
-    def choose(self, p: Tensor, q: Tensor, children: list[int]) -> int:
-        """Test the drawn child, which is the last; else draw from the residual."""
-        *top, drawn = children
-        q[top] = 0.0
-        q /= q.sum()  # if the top has all of q's support, its last member counts as drawn, with certainty
-        if self.chance.coin(float(p[drawn]) / float(q[drawn])):
-            return drawn
-        return self.chance.token(residual(p, q)[0])
 
 
 TINY = 1e-300
@@ -142,8 +174,25 @@ def probabilities(scores: Tensor) -> Tensor:
     return scores.double().softmax(-1)
 
 
-def residual(p: Tensor, q: Tensor) -> tuple[Tensor, float]:
-    """norm((p - q)+) and the mass that was normalised; p itself where rounding leaves none."""
+def ratio(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
+    """``[R]``: p over q ``[R, V]`` at a token of each row ``[R]``."""
+    at = tokens[:, None]
+    return (p.gather(-1, at) / q.gather(-1, at))[:, 0]
+
+
+def rejected(p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """What is left of p and q ``[R, V]`` after a token of each row ``[R]`` was rejected."""
+    return residual(p, q)[0], without(q, tokens[:, None])
+
+
+def without(q: Tensor, tokens: Tensor) -> Tensor:
+    """norm(q off the tokens), ``[..., V]`` and ``[..., K]``."""
+    q = q.scatter(-1, tokens, 0.0)
+    return q / q.sum(-1, keepdim=True).clamp(min=TINY)
+
+
+def residual(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """norm((p - q)+) ``[..., V]`` and its mass ``[..., 1]`` before; p itself where rounding leaves none."""
     rest = (p - q).clamp_(min=0.0)
-    mass = float(rest.sum())
-    return (rest / mass, mass) if mass > 0 else (p, 0.0)
+    mass = rest.sum(-1, keepdim=True)
+    return torch.where(mass > 0, rest / mass, p), mass

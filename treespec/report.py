@@ -225,9 +225,9 @@ def article(review: Review) -> Section:
         "What would the article's strategies give here?",
         table=Table(COLUMNS, [tuple(cells(row).values()) for row in table["rows"]]),
         after=[
-            "nodes: root included. *: some verifications lie outside what the cost model was measured for. truncated: "
-            "steps that asked for more than was recorded; †: too many of them, so the row is smaller and cheaper than "
-            "the policy is."
+            "nodes: root included. *: some verifications lie outside what the cost model was measured for or "
+            "its GPUs hold. truncated: steps that asked for more than was recorded; †: too many of them, so the row is "
+            "smaller and cheaper than the policy is."
         ],
         texts=[
             f"The article's five strategies with its own settings, the best of {table['rivals_tried']} rivals, and "

@@ -21,6 +21,10 @@ from typing import Any
 
 from treespec.errors import InputError
 from treespec.files import read_json
+from treespec.placement.devices import MOST, Device
+from treespec.placement.layout import Load
+from treespec.placement.needs import Needs, Part
+from treespec.placement.plan import divided
 from treespec.prompts import data_dir
 
 NAME = re.compile(r"(?P<gpu>\w+?)(x(?P<count>\d{1,2}))?:(?P<model>[\w.]+)(\+(?P<draft>[\w.]+))?(@(?P<dtype>\w+))?")
@@ -50,10 +54,16 @@ class Shape:
     draft: str
     source: str
 
+    def needs(self, weight_bytes: float, kv_bytes: float) -> Needs:
+        """As a plan sees it: weights that tensor parallelism divides, and bytes of a cached token."""
+        size, cache = self.parameters * weight_bytes, 2 * self.layers * self.kv_heads * self.head_dim * kv_bytes
+        part = Part(self.name, int(self.parameters), size, cache, sharded_bytes=size)
+        return Needs(self.name, parts=(part,), layers=self.layers)
+
     def forward(self, weight_bytes: float, kv_bytes: float, rows: float, cached: float) -> tuple[float, float]:
         """Bytes read and FLOP of a forward over ``rows`` tokens with ``cached`` tokens' keys and values."""
-        cache = cached * 2 * self.layers * self.kv_heads * self.head_dim * kv_bytes
-        return self.parameters * weight_bytes + cache, 2 * self.parameters * rows
+        needs = self.needs(weight_bytes, kv_bytes)
+        return needs.weight_bytes + cached * needs.cache_bytes, 2 * self.parameters * rows
 
 
 @dataclass(frozen=True)
@@ -93,13 +103,21 @@ class Roofline:
     name: str = "roofline"
 
     def __post_init__(self) -> None:
-        need = (self.target.parameters + self.drafter.parameters) * self.weight_bytes
-        if need > self.count * self.gpu.memory:
-            least = int(-(-need // self.gpu.memory))
-            raise InputError(
-                f"{self.target.name} with its draft {self.drafter.name} needs {need / 1e9:.0f} GB of weights, more "
-                f"than {self.count} × {self.gpu.name}; use at least {least}, or a narrower dtype such as @fp8"
-            )
+        if self._fits(self.count, 1, self.context, 1):
+            return
+        least = next((n for n in range(1, MOST + 1) if self._fits(n, 1, self.context, 1)), None)
+        way = f"use at least {least}, or a narrower" if least else "use a larger GPU, or a narrower"
+        raise InputError(
+            f"{self.target.name} with its draft {self.drafter.name} and {self.context:,.0f} cached tokens do not fit "
+            f"{self.count} × {self.gpu.name}; {way} dtype such as @fp8"
+        )
+
+    def _fits(self, count: int, n: int, context: float, batch: int) -> bool:
+        """Whether ``count`` GPUs hold both models and their caches, as :func:`treespec.plan` counts them."""
+        target, draft = (shape.needs(self.weight_bytes, self.kv_bytes) for shape in (self.target, self.drafter))
+        gpus = [Device(f"cuda:{i}", self.gpu.memory) for i in range(count)]
+        rows = divided(target, draft, gpus, Load(max(round(context), 1), batch, n - 1))
+        return all(row.free >= 0 for row in rows)
 
     def __str__(self) -> str:
         return self.name
@@ -118,8 +136,8 @@ class Roofline:
         return self._seconds(self.drafter, w, None, 1, 1) if w > 0 else 0.0
 
     def extrapolates(self, n: int, context: float | None = None, batch: int = 1) -> bool:
-        """Never: a formula has no measured range; see :attr:`provenance`."""
-        return False
+        """True where the caches of so many texts do not fit the GPUs: the formula goes on, the hardware does not."""
+        return not self._fits(self.count, max(n, 1), self.context if context is None else context, batch)
 
     def _seconds(self, model: Shape, n: int, context: float | None, batch: int, count: int) -> float:
         cached = batch * (self.context if context is None else context)
@@ -145,8 +163,8 @@ def load_roofline(name: str) -> Roofline:
     gpu = gpus[_known(found["gpu"], gpus, "GPU")]
     dtype = _known(found["dtype"] or "bf16", BYTES, "dtype")
     count = int(found["count"] or 1)
-    if not 1 <= count <= 64:
-        raise InputError(f"a tensor-parallel target runs on 1 to 64 GPUs; got {count}")
+    if not 1 <= count <= MOST:
+        raise InputError(f"a tensor-parallel target runs on 1 to {MOST} GPUs; got {count}")
     return Roofline(Gpu(**gpu), Shape(**target), Shape(**drafter), count, BYTES[dtype], name=name.strip())
 
 

@@ -51,6 +51,11 @@ def _stateless(processor: Any) -> bool:
     return any(type(processor) is getattr(transformers, name, None) for name in STATELESS)
 
 
+def all_stateless(processors: LogitsProcessorList) -> bool:
+    """Whether all processors are functions of (ids, logits)."""
+    return all(map(_stateless, processors))
+
+
 def check_stateless(processors: LogitsProcessorList, rule: str) -> None:
     """Refuse processors that may keep state, for a rule that asks about paths which may then be rejected.
 

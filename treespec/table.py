@@ -217,6 +217,6 @@ def print_table(result: dict[str, Any]) -> None:
         table.add_row(*cells(row).values())
     plain_console(200).print(table)
     print(f"cost: {result['cost']['provenance']}")
-    print("nodes: root included; *: some verifications lie outside what the cost curve was measured for; truncated: "
-          "steps that asked for more than was recorded. †: too many of them, so the row is smaller and cheaper than "
-          "the policy is: record with wider caps.")  # fmt: skip
+    print("nodes: root included; *: some verifications lie outside what the cost curve was measured for or "
+          "its GPUs hold; truncated: steps that asked for more than was recorded. †: too many of them, so the row is "
+          "smaller and cheaper than the policy is: record with wider caps.")  # fmt: skip

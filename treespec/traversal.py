@@ -11,11 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from treespec.errors import PolicyError
 from treespec.policies.base import Policy
-from treespec.rejection import TINY, SampledRule, probabilities, residual
+from treespec.rejection import SampledRule, probabilities, residual, without
 from treespec.tree import TokenTree
 
 if TYPE_CHECKING:
@@ -44,9 +45,9 @@ class _Stop:
         """The first child was rejected: take out of p, q and alpha what it stood for."""
         assert self.q is not None
         token, _ = self.waiting.pop(0)
-        rest, mass = residual(self.alpha * self.p, self.q)
-        self.q[token] = 0.0
-        self.q /= self.q.sum().clamp(min=TINY)
+        rest, normalised = residual(self.alpha * self.p, self.q)
+        self.q = without(self.q, torch.tensor([token], device=self.q.device))
+        mass = float(normalised)
         if mass > 0:
             self.p, self.alpha = rest, mass / (mass + 1 - self.alpha)
         elif self.alpha < 1:  # at alpha = 1 only rounding leaves nothing, where p = q: the root must stay certain

@@ -66,6 +66,24 @@ class Rule(Protocol):
         """
 
 
+class TableRule(Rule, Protocol):
+    """A rule that does not look ahead: what it does at a node depends on that node and on chance alone."""
+
+    def table(self, tree: TokenTree, scores: Tensor, position: int) -> Tensor:
+        """What :meth:`choose_from` needs of every node, ``[n, C]`` float64, computed where the scores lie.
+
+        Nothing is read off the device here.
+
+        Args:
+            tree: n nodes, the root first.
+            scores: ``[n, V]`` float32, processed.
+            position: absolute position of the token after the root.
+        """
+
+    def choose_from(self, row: list[float], children: list[int]) -> int:
+        """The token at a node, from its row of the table and the tokens of its children, in drawing order."""
+
+
 def follow(tree: TokenTree, token_at: Callable[[int, int], int], position: int) -> Iterator[tuple[int, int | None]]:
     """Walk down a tree along known choices: see :meth:`Rule.walk`.
 
@@ -107,14 +125,15 @@ class Match:
         """Follow the target's own choices through the tree."""
         return follow(tree, lambda node, at: self.choose(scores(node), at), position)
 
-    def choices(self, logits: Tensor, positions: list[int]) -> Tensor | None:
-        """The tokens at all nodes ``[n]`` int64, computed where the logits lie; None if they are drawn one by one.
+    def table(self, tree: TokenTree, scores: Tensor, position: int) -> Tensor:
+        """The tokens at all nodes; those of one walk are independent of the others."""
+        if self.chance is None:
+            return scores.argmax(-1, keepdim=True).double()
+        return self.chance.ranking(scores.double().softmax(-1), 1).double()
 
-        Args:
-            logits: ``[n, V]``, nothing processed.
-            positions: n absolute positions of the tokens.
-        """
-        return logits.argmax(-1) if self.chance is None else None
+    def choose_from(self, row: list[float], children: list[int]) -> int:
+        """The token that was chosen on the device."""
+        return int(row[0])
 
     @property
     def noise(self) -> Callable[[int], Tensor] | None:
@@ -154,15 +173,13 @@ class Coupled(Match):
             scores = scores + self._noise.gumbel(position).to(scores.device)
         return int(scores.argmax())
 
-    def choices(self, logits: Tensor, positions: list[int]) -> Tensor | None:
-        """See :meth:`Match.choices`."""
-        if self._noise is None:
-            return logits.argmax(-1)
-        rows = {at: self._noise.gumbel(at) for at in dict.fromkeys(positions)}
-        place = {at: i for i, at in enumerate(rows)}
-        noise = torch.stack(list(rows.values())).to(logits.device)  # [depths, V]
-        index = torch.tensor([place[at] for at in positions], device=logits.device)
-        return (logits.float() + noise[index]).argmax(-1)
+    def table(self, tree: TokenTree, scores: Tensor, position: int) -> Tensor:
+        """The tokens at all nodes; those of one depth share their noise."""
+        if self._noise is not None:
+            most = int(tree.depth.max())
+            noise = torch.stack([self._noise.gumbel(position + depth) for depth in range(most + 1)])  # [depths, V]
+            scores = scores + noise.to(scores.device)[tree.depth.to(scores.device)]
+        return scores.argmax(-1, keepdim=True).double()
 
     @property
     def noise(self) -> Callable[[int], Tensor] | None:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from treespec.drafters.base import Drafted, DraftRequest
 from treespec.drafters.growth import Growth, grow
-from treespec.model import Session
 from treespec.policies.base import Policy
 from treespec.proposals import Proposals
+from treespec.session import Session
 
 
 class CachedDrafter(ABC):

@@ -19,10 +19,10 @@ from treespec.drafters.base import DraftRequest
 from treespec.drafters.cached import CachedDrafter
 from treespec.drafters.growth import Growth
 from treespec.head import EPS, FeatureHead
-from treespec.model import Output, Session
 from treespec.native import LayerWeights, NativeLayers, NativeProduct, kernel
 from treespec.packed import Packed, can_pack, pack_linears
 from treespec.proposals import Proposals, propose, whole
+from treespec.session import Output, Session
 
 
 class HeadForward:

@@ -20,9 +20,10 @@ from transformers import AutoModelForCausalLM, GgufConfig
 
 from treespec.errors import InputError, OutOfMemoryError, TreespecError
 from treespec.launch import world
+from treespec.placement.configs import source
 from treespec.placement.devices import chosen_devices
 from treespec.placement.layout import PlacementPlan
-from treespec.placement.needs import model_needs, source
+from treespec.placement.needs import model_needs
 from treespec.placement.plan import check_divides, plan
 from treespec.placement.precision import FLOATS, NARROW, dtype_name
 
@@ -186,10 +187,13 @@ def one_sentence(name: str, device_map: DeviceMap | None) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
             raise _out_of_memory(name, device_map) from error
         reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
-        raise InputError(
-            f"cannot load a causal language model from {name!r}: {reason}. Give 'smollm2', a folder, a "
-            ".gguf file or a hub id"
-        ) from error
+        missing = isinstance(error, ImportError)
+        hint = (
+            "Install it, or load the model otherwise"
+            if missing
+            else "Give 'smollm2', a folder, a .gguf file or a hub id"
+        )
+        raise InputError(f"cannot load a causal language model from {name!r}: {reason}. {hint}") from error
 
 
 def _out_of_memory(name: str, device_map: DeviceMap | None) -> OutOfMemoryError:
@@ -205,7 +209,7 @@ def _out_of_memory(name: str, device_map: DeviceMap | None) -> OutOfMemoryError:
 
 
 def find_places(
-    target: str, draft: str, dtype: str, device: str | PlacementPlan | DeviceMap
+    target: str, draft: str, dtype: str, device: str | PlacementPlan | DeviceMap, quantization: Any = None
 ) -> tuple[DeviceMap | None, str]:
     """Where a target goes, and its draft.
 
@@ -214,6 +218,7 @@ def find_places(
         draft: the same.
         dtype: the same.
         device: ``"auto"``, names such as ``"cuda:0,cuda:1"``, a plan, or a device map.
+        quantization: what the target is loaded with, counted where a plan is made.
 
     Returns:
         The target's device map (None for the CPU) and the draft's device.
@@ -225,7 +230,7 @@ def find_places(
         found = chosen_devices(device)
         if not any(d.is_gpu for d in found):
             return None, "cpu"
-        device = plan(target, draft, found, dtype=dtype)
+        device = plan(target, draft, found, dtype=dtype, quantization=quantization)
     if isinstance(device, PlacementPlan):
         if not device.fits or device.tensor_parallel:
             raise InputError(

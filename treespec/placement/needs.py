@@ -7,27 +7,22 @@ own cache says how many bytes a cached token takes in each layer.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
-from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from accelerate import init_empty_weights
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from treespec.cache import GROWTH, TreeCache
-from treespec.errors import InputError, TreespecError, UnsupportedModelError
-from treespec.files import check_regular, read_json
+from treespec.errors import TreespecError, UnsupportedModelError
+from treespec.placement.configs import config_and_model, reason
 from treespec.placement.precision import Precision
-from treespec.prompts import data_dir
 from treespec.selfcheck import layer_kinds
 
-MOST_PARTS = 4096  # layers of a model, or experts of a layer
 REPLICATED = ("replicated", "sequence_parallel", "activation")  # tensor-parallel styles that shard no weight
 
 
@@ -135,109 +130,32 @@ class Needs:
         return nodes * self.sizes.get("vocabulary", 0) * (self.compute_bytes + 4)
 
 
-def model_needs(name: str, dtype: str) -> Needs:
+def model_needs(name: str, dtype: str, quantization: Any = None) -> Needs:
     """The needs of a causal language model.
 
     Args:
         name: ``"smollm2"``, a shape of ``data/configs``, a ``config.json``, a local folder or a hub id.
         dtype: see :class:`treespec.placement.precision.Precision`.
+        quantization: a transformers quantisation config to be applied while loading, or None.
 
     Raises:
         InputError: if there is no such model or dtype.
         UnsupportedModelError: if it is no decoder-only language model.
     """
-    file = _config_file(name)
-    if file is None or not os.path.isfile(file):
-        config = load_config(name)
-        model = empty_model(config)
-    else:
-        config, model = _remembered(name, str(file), file.stat().st_mtime_ns)
+    config, model = config_and_model(name)
     try:
-        return _needs(name, config, dtype, model)
+        return _needs(name, config, model, dtype, quantization)
     except TreespecError:
         raise
     except Exception as error:  # arithmetic on whatever sizes the config gives
-        raise UnsupportedModelError(f"the config of {name!r} does not add up to a model: {_reason(error)}") from None
+        raise UnsupportedModelError(f"the config of {name!r} does not add up to a model: {reason(error)}") from None
 
 
-@lru_cache(maxsize=8)
-def _remembered(name: str, file: str, changed: int) -> tuple[Any, Any]:
-    """A config on this disk and its empty model, built once for each state of the file: a 70B takes seconds."""
-    config = load_config(name)
-    return config, empty_model(config)
-
-
-def _config_file(name: str) -> Path | None:
-    """The file that a name's config is read from, if it is on this disk."""
-    if name == "smollm2" or name.endswith(".gguf"):
-        return None
-    shape = data_dir() / "configs" / f"{name.lower()}.json"
-    return shape if os.path.isfile(shape) else Path(name) if name.endswith(".json") else Path(name) / "config.json"
-
-
-def source(name: str) -> tuple[str, dict[str, str]]:
-    """A folder or hub id, and the ``gguf_file`` in it if a ``.gguf`` file was named.
-
-    Raises:
-        InputError: if reading there might never end.
-    """
-    path = Path(name)
-    for file in path.iterdir() if os.path.isdir(path) else [path]:
-        if os.path.exists(file) and not os.path.isdir(file):
-            check_regular(file)
-    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (name, {})
-
-
-def load_config(name: str) -> Any:
-    """A transformers config by the name of a model.
-
-    Raises:
-        InputError: if there is none.
-    """
-    known = {path.stem: path for path in (data_dir() / "configs").glob("*.json")}
-    path = known.get(name.lower(), Path(name))
-    try:
-        if path.suffix == ".json":
-            content = read_json(path)
-            return AutoConfig.for_model(content.pop("model_type", "(none)"), **content)
-        if name == "smollm2":
-            from treespec.pairs import embedded_target
-
-            name = str(embedded_target())
-        where, options = source(name)
-        return AutoConfig.from_pretrained(where, trust_remote_code=False, **options)
-    except TreespecError:
-        raise
-    except Exception as error:  # configs check themselves, each in its own way
-        raise InputError(
-            f"cannot read the config of {name!r}: {_reason(error)}; give a folder, a config.json, a hub id or one of "
-            f"{', '.join(sorted(known))}"
-        ) from None
-
-
-def _reason(error: Exception) -> str:
-    """The first line of what somebody else's error says."""
-    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__
-
-
-def _check_sizes(content: Any) -> None:
-    """Refuse a config with numbers that no model has: building one of a billion layers would not end.
-
-    Raises:
-        UnsupportedModelError: naming the first.
-    """
-    for name, value in content.items() if isinstance(content, dict) else ():
-        most = MOST_PARTS if any(word in str(name) for word in ("layer", "expert")) else 2**31
-        if isinstance(value, int) and abs(value) > most:
-            raise UnsupportedModelError(f"a config with {name}={value} is no model's; at most {most:,} are believed")
-        _check_sizes(value)
-
-
-def _needs(name: str, config: Any, dtype: str, model: Any) -> Needs:
+def _needs(name: str, config: Any, model: Any, dtype: str, quantization: Any = None) -> Needs:
     text = config.get_text_config(decoder=True)
-    precision = Precision.of(config, dtype)
+    precision = Precision.of(config, dtype, quantization)
     blocks = _blocks(model, text)
-    cache = _cache_bytes(model, text, len(blocks), precision.compute_bytes)
+    cache = [precision.compute_bytes * numbers for numbers in _cache_numbers(model, text, len(blocks))]
     parts = tuple(_parts(model, blocks, cache, precision))
     heads = int(getattr(text, "num_attention_heads", 1))
     hidden = int(text.hidden_size)
@@ -253,27 +171,6 @@ def _needs(name: str, config: Any, dtype: str, model: Any) -> Needs:
     return Needs(name, "model", precision.name, parts, len(blocks), sizes, precision.compute_bytes, eager)
 
 
-def empty_model(config: Any) -> Any:
-    """The model on the meta device.
-
-    Raises:
-        UnsupportedModelError: if it cannot be built or has no language-model head.
-    """
-    try:
-        _check_sizes(config.to_dict())
-        with init_empty_weights(include_buffers=True):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    except TreespecError:
-        raise
-    except Exception as error:  # a model's own arithmetic on whatever sizes it was given
-        raise UnsupportedModelError(
-            f"a config of type {getattr(config, 'model_type', '?')!r} gives no causal language model: {_reason(error)}"
-        ) from None
-    if model.get_output_embeddings() is None or model.get_input_embeddings() is None:
-        raise UnsupportedModelError(f"a model of type {config.model_type!r} has no language-model head")
-    return model.eval()
-
-
 def _blocks(model: Any, text: Any) -> dict[str, nn.Module]:
     """The decoder layers by name."""
     count = int(text.num_hidden_layers)
@@ -283,19 +180,28 @@ def _blocks(model: Any, text: Any) -> dict[str, nn.Module]:
     raise UnsupportedModelError(f"cannot find the {count} decoder layers of a model of type {text.model_type!r}")
 
 
+# numbers in one cached token by layer, of models asked before: the forward that tells takes a second for a 70B
+_CACHED: WeakKeyDictionary[nn.Module, list[float]] = WeakKeyDictionary()
+
+
+def _cache_numbers(model: Any, text: Any, layers: int) -> list[float]:
+    """Keys and values of one cached token, by layer."""
+    if model not in _CACHED:
+        _CACHED[model] = [*_asked(model, text, layers), *[0.0] * layers][:layers]
+    return _CACHED[model]
+
+
 @torch.no_grad()
-def _cache_bytes(model: Any, text: Any, layers: int, width: int) -> list[float]:
-    """Bytes of one cached token, by layer."""
+def _asked(model: Any, text: Any, layers: int) -> list[float]:
     cache = TreeCache(layer_kinds(text), GROWTH)
     ids = torch.zeros(1, 1, dtype=torch.long, device="meta")
     try:
         model(input_ids=ids, position_ids=ids, cache=cache, use_cache=True)
-        found = [layer.nbytes / GROWTH / 2 * width for layer in cache.layers]  # the model's own dtype has two bytes
+        return [layer.nbytes / GROWTH / 2 for layer in cache.layers]  # the model's own dtype has two bytes
     except (RuntimeError, ValueError, TypeError, NotImplementedError):  # e.g. experts have no kernel there
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        found = [2.0 * heads * size * width] * layers
-    return [*found, *[0.0] * layers][:layers]
+        return [2.0 * heads * size] * layers
 
 
 def _parts(model: Any, blocks: dict[str, nn.Module], cache: list[float], precision: Precision) -> Iterator[Part]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from treespec.errors import InputError
 from treespec.placement.devices import MOST, Device, chosen_devices, parse_devices
@@ -30,6 +31,7 @@ def plan(
     budget: int = 48,
     dtype: str = "bfloat16",
     tensor_parallel: bool = False,
+    quantization: Any = None,
 ) -> PlacementPlan:
     """Plan where a target and its draft go, without loading either.
 
@@ -44,6 +46,7 @@ def plan(
         dtype: float32, bfloat16, float16, or int8 and int4 for the target's weights, the draft then in 16 bits. A
             checkpoint that is quantised counts as it says.
         tensor_parallel: divide every layer among the GPUs (``torchrun``), instead of layers in sequence.
+        quantization: a transformers quantisation config that the target is to be loaded with.
 
     Raises:
         InputError: for names, devices or numbers that mean nothing, or heads that the GPUs cannot divide.
@@ -53,7 +56,7 @@ def plan(
     if devices is None:
         devices = chosen_devices("auto")
     where = parse_devices(devices) if isinstance(devices, str) else list(devices)
-    needs = model_needs(target, dtype)
+    needs = model_needs(target, dtype, quantization)
     beside = draft_needs(draft, target, dtype)
     place = _divide if tensor_parallel else _place
     return judged(place, needs, beside, where, load, dtype_name(dtype))
@@ -128,18 +131,28 @@ def _filled(
 def _divide(target: Needs, draft: Needs, devices: Sequence[Device], load: Load, even: bool) -> PlacementPlan | None:
     """Every layer divided among the GPUs; the draft on the first one. None where it does not fit."""
     gpus = [d for d in devices if d.is_gpu] or list(devices[:1])
+    check_divides(target, len(gpus))
+    rows = divided(target, draft, gpus, load)
+    if any(row.free < 0 for row in rows):
+        return None
+    return PlacementPlan(
+        target, draft, load, rows, {}, gpus[0].name if draft.kind != "none" else "", tensor_parallel=True
+    )
+
+
+def divided(target: Needs, draft: Needs, gpus: Sequence[Device], load: Load) -> list[DevicePlan]:
+    """What lies on each GPU with every layer divided among them and the draft on the first; it may not fit."""
     world = len(gpus)
-    check_divides(target, world)
-    divided = sum(p.sharded_bytes for p in target.parts)
+    shared = sum(p.sharded_bytes for p in target.parts)
     heads = {
         name: size // world for name, size in target.sizes.items() if name in ("heads", "kv_heads", "intermediate")
     }
     each = replace(target, sizes={**target.sizes, **heads})
-    rows = [
+    return [
         DevicePlan(
             d,
             [p.name for p in target.parts],
-            target.weight_bytes - divided + divided / world,
+            target.weight_bytes - shared + shared / world,
             load.cache(target, 1 / world),
             load.work(each) + target.logits(load.nodes),
             load.beside(draft) if d is gpus[0] else 0.0,
@@ -147,11 +160,6 @@ def _divide(target: Needs, draft: Needs, devices: Sequence[Device], load: Load, 
         )
         for d in gpus
     ]
-    if any(row.free < 0 for row in rows):
-        return None
-    return PlacementPlan(
-        target, draft, load, rows, {}, gpus[0].name if draft.kind != "none" else "", tensor_parallel=True
-    )
 
 
 def check_divides(target: Needs, world: int) -> None:

@@ -60,14 +60,19 @@ class Precision:
         return cls(name, 2, NARROW[name], 32 / BLOCK_4BIT if name == "int4" else 0.0)
 
     @classmethod
-    def of(cls, config: Any, dtype: str) -> Precision:
-        """Of a checkpoint: quantised as its config says, else ``dtype``.
+    def of(cls, config: Any, dtype: str, quantization: Any = None) -> Precision:
+        """Of a checkpoint: quantised as ``quantization`` or its config says, else ``dtype``.
+
+        Args:
+            config: of the model.
+            dtype: a name.
+            quantization: a transformers quantisation config that is to be applied while loading, or None.
 
         Raises:
             InputError: for a quantisation whose bytes are not known here.
         """
         asked = cls.named(dtype)
-        quantised = getattr(config, "quantization_config", None)
+        quantised = quantization or getattr(config, "quantization_config", None)
         if not quantised:
             return asked
         said = quantised if isinstance(quantised, dict) else quantised.to_dict()
@@ -82,6 +87,8 @@ class Precision:
         if method in ("gptq", "awq", "auto-round"):
             bits, group = float(said.get("bits") or said.get("w_bit") or 4), int(said.get("group_size", 128))
             return cls(f"{method} {bits:.0f} bits", width, bits, (16 + bits) / group if group > 0 else 0.0, kept)
+        if method == "torchao":
+            return cls._torchao(str(said.get("quant_type", "")), width, kept)
         if method in ("fp8", "fbgemm_fp8"):
             return cls("fp8", width, 8.0, 0.0, kept)
         if method == "mxfp4":
@@ -89,6 +96,17 @@ class Precision:
         raise InputError(
             f"the bytes of quantisation {method or 'unknown'!r} are not known here; plan with --dtype int8 or int4 and "
             "a config without quantization_config"
+        )
+
+    @classmethod
+    def _torchao(cls, kind: str, width: int, kept: tuple[str, ...]) -> Precision:
+        """Of a torchao config, by the name of its kind; its 4-bit weights have a scale and a zero per 128."""
+        if "int4" in kind.lower():
+            return cls("torchao int4", width, 4.0, 32 / 128, kept)
+        if "int8" in kind.lower() or "float8" in kind.lower():
+            return cls("torchao 8 bits", width, 8.0, 0.0, kept)
+        raise InputError(
+            f"the bytes of torchao's {kind[:60] or 'unknown kind'!r} are not known here; give a device map"
         )
 
     def of_tensor(self, name: str, tensor: Any, model: Any) -> tuple[str, float]:

@@ -168,7 +168,7 @@ class Study:
                 f"{row['truncated_share']:.1%} of its steps left the recording, where it is cheaper than real"
             )
         if row.get("extrapolated"):
-            warnings.append("some of its checks are larger than any that was timed")
+            warnings.append("some of its checks are larger than any that was timed, or than the GPUs hold")
         return " · ".join(said) + ("; " if warnings else "") + "; ".join(warnings)
 
     def provenance(self) -> str:
