@@ -11,7 +11,7 @@ ROOT := $(shell test "$$(id -u)" = 0 && echo --allow-root)
 # save. Measurements do not set this (docs/LOG.md).
 lab: export OMP_WAIT_POLICY ?= passive
 
-.PHONY: help lab demo test fast lint site model chromium compiler clean
+.PHONY: help lab demo test fast lint mutants site model chromium compiler clean
 
 help:
 	@echo "make lab    environment, model, and JupyterLab open on the start notebook"
@@ -19,6 +19,7 @@ help:
 	@echo "make test   environment, then every test"
 	@echo "make fast   only the tests that need no model"
 	@echo "make lint   ruff and mypy"
+	@echo "make mutants  the mutation run of docs/MUTATION.md (an hour or more)"
 	@echo "make site   the notebooks, run, as static pages in site/ (minutes)"
 
 # One environment for everything; rebuilt when a range or a pin changes.
@@ -62,6 +63,12 @@ fast: $(VENV)/.ready
 
 lint: $(VENV)/.ready
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+# Faults put in on purpose: which of them do the tests notice? Not part of CI. `mutmut results` lists the survivors.
+mutants: $(VENV)/.ready
+	@$(PIP) install --quiet -c constraints.txt -e ".[mutation]"
+	@OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children $(WORKERS) $(MUTANTS)
+	@$(BIN)/mutmut results
 
 site: model
 	@OMP_WAIT_POLICY=passive $(BIN)/python -m benchmarks.site --out site

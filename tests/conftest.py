@@ -7,9 +7,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import torch
 import transformers as T
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 settings.register_profile("repo", deadline=None, max_examples=60, derandomize=True)
+# every mutant pays for every example, and nobody reads the smallest one: see make mutants
+settings.register_profile(
+    "mutants", settings.get_profile("repo"), max_examples=4, phases=[Phase.explicit, Phase.generate]
+)
 settings.load_profile("repo")
 
 torch.set_num_threads(1)  # tiny models are slower on two

@@ -1,5 +1,7 @@
 """Random drafts whose every distribution is known, trees grown from them, and frontiers by hand."""
 
+import dataclasses
+import functools
 import math
 
 import numpy as np
@@ -8,6 +10,9 @@ import torch
 from treespec.drafters.growth import grow
 from treespec.policies import Frontier
 from treespec.proposals import propose
+from treespec.trace import PromptInfo, Trace
+from treespec.trace.record import _rows
+from treespec.trace.supertree import Supertree
 
 
 class Draft:
@@ -130,3 +135,50 @@ def reference(draft, decide, budget=None, most=20):
             return None  # a tie at the edge: which of the equals stays is checked elsewhere
         alive = {path: p for path, p in alive.items() if p >= ranked[budget - 1] - 1e-9}
     return set(alive)
+
+
+class Along(Draft):
+    """A random draft that has read ``before``: its distribution depends on the last two tokens alone."""
+
+    def __init__(self, seed, before, vocabulary=4):
+        super().__init__(seed, vocabulary)
+        self.before = tuple(before)
+
+    def logits(self, path):
+        return super().logits((*self.before, *path)[-2:])
+
+
+@functools.cache
+def written(seed, length, vocabulary=4):
+    """A text that the draft of this seed often guesses: its first choice at three places of four, else its second."""
+    text = [seed % vocabulary]
+    for i in range(length - 1):
+        order = Along(seed, text, vocabulary).children((), 2)
+        text.append(order[(i + seed) % 4 == 3][0])
+    return tuple(text)
+
+
+@functools.cache
+def by_hand(seeds, caps, length=6, vocabulary=4, sample="greedy", complete=False):
+    """A trace without a model, a file or a second: one text per seed, and the draft of that seed behind every token."""
+    groups, prompts, left = [], [], []
+    for number, seed in enumerate(seeds):
+        text = written(seed, length, vocabulary)
+        for i in range(length - 1):
+            draft = Along(seed, text[: i + 1], vocabulary)
+            policy = Supertree(caps, tuple(text[i + 1 : i + 1 + caps.depth]))
+            draft.width, room = policy.width, length - 1 - i
+            tree, _ = grow(policy, text[i], min(room, caps.depth), draft.expand)
+            groups.append(_rows(tree, policy.offered, 20 + i, room, list(text[i + 1 :])))
+            left.append(length - 1 - i)
+        prompts.append(PromptInfo(number, f"p{number}", "x", 20, length, text[-1]))
+    nodes = {name: np.concatenate([g[name] for g in groups]) for name in groups[0]}
+    about = {
+        "caps": dataclasses.asdict(caps),
+        "sample": sample,
+        "complete": complete,
+        "target": "none",
+        "draft": "random",
+    }
+    prompt = np.repeat(np.arange(len(seeds), dtype=np.int32), length - 1)
+    return Trace(about, prompts, nodes, np.flatnonzero(nodes["node"] == 0), prompt, np.array(left, np.int32))

@@ -15,10 +15,12 @@ from transformers import (
 )
 
 import treespec
+from treespec.chance import Draws
 from treespec.errors import InputError
+from treespec.noise import PositionNoise
 from treespec.toy import TableModel
 from treespec.tree import TokenTree
-from treespec.verify import Coupled, Match, make_rule
+from treespec.verify import RULES, Coupled, Match, follow, make_rule
 
 # Four tokens of a vocabulary of four: the first comes from the prefill, so the steps behind it have trees of depth 2
 # and 1. The tables are peaked: on a flat law a goodness-of-fit test sees nothing.
@@ -263,3 +265,108 @@ def test_unknown_rules_and_bad_seeds():
     for name, seed, words in (("rejection", 0, "unknown acceptance rule"), ("match", -1, "seed")):
         with pytest.raises(InputError, match=words):
             make_rule(name, sample=True, seed=seed, vocabulary=8)
+
+
+class Asked:
+    """A chance that answers with the least probable token, and remembers the laws it was asked about."""
+
+    def __init__(self):
+        self.laws = []
+
+    def token(self, p):
+        self.laws.append(p)
+        return int(p.argmin())
+
+
+def test_match_draws_from_the_softmax_of_the_nodes_scores():
+    tree, rows = TokenTree.from_lists([0, 1, 2], [-1, 0, 1]), torch.tensor([[0.0, -1, 2], [3, 0, 1], [1, 2, 3]])
+    chance = Asked()
+    assert walk_of(Match(chance), tree, rows) == [(1, 1), (1, None)]
+    torch.testing.assert_close(torch.stack(chance.laws), rows[:2].softmax(-1))
+    assert walk_of(Match(None), tree, rows) == [(2, None)]
+
+
+def test_a_walk_counts_positions_from_the_one_it_was_given():
+    tree, asked = TokenTree.from_lists([0, 1, 2], [-1, 0, 1]), []
+
+    def token_at(node, position):
+        asked.append((node, position))
+        return [1, 2, 9][node]
+
+    assert list(follow(tree, token_at, 30)) == [(1, 1), (2, 2), (9, None)]
+    assert asked == [(0, 30), (1, 31), (2, 32)]
+
+
+def test_coupled_adds_the_noise_of_the_position():
+    rule, noise = Coupled(3, 6), PositionNoise(3, 6)
+    scores = torch.tensor([0.0, 1.0, 0.5, -1.0, 0.2, 0.3])
+    want = [int((scores + noise.gumbel(t)).argmax()) for t in range(40)]
+    assert [rule.choose(scores, t) for t in range(40)] == want and len(set(want)) > 2
+    assert torch.equal(rule.noise(7), noise.gumbel(7)) and Match(None).noise is None
+    assert rule.chance is None, "nothing is left to chance"
+    tree = TokenTree.from_lists([0, want[5], want[6]], [-1, 0, 1])
+    assert list(rule.walk(tree, lambda node: scores, 5)) == [(want[5], 1), (want[6], 2), (want[7], None)]
+
+
+def test_greedy_coupled_knows_no_noise():
+    rule = Coupled(3, 6, greedy=True)
+    assert rule.noise is None and all(rule.choose(torch.arange(6.0), t) == 5 for t in range(40))
+
+
+def test_choices_at_all_nodes_are_those_of_the_walk():
+    """Nodes of one depth share a position and its noise; half precision is compared in float32."""
+    logits = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+    positions = [8, 9, 9, 11, 10]
+    rule = Coupled(3, 6)
+    want = [rule.choose(row, t) for row, t in zip(logits, positions)]
+    assert rule.choices(logits, positions).tolist() == want != logits.argmax(-1).tolist()
+    half = logits.bfloat16()
+    assert rule.choices(half, positions).tolist() == [rule.choose(r.float(), t) for r, t in zip(half, positions)]
+    for greedy in (Match(None), Coupled(3, 6, greedy=True)):
+        assert greedy.choices(logits, positions).tolist() == logits.argmax(-1).tolist()
+    assert Match(Asked()).choices(logits, positions) is None
+
+
+def test_the_rules_by_name():
+    made = {name: make_rule(name, sample=True, seed=9, vocabulary=5) for name in RULES}
+    assert {name: type(rule).__name__ for name, rule in made.items()} == {
+        "match": "Match", "coupled": "Coupled", "rrs": "Rrs", "hybrid": "Hybrid", "block": "Block", "traversal": "Traversal",
+    }  # fmt: skip
+    assert all(rule.name == name for name, rule in made.items())
+    assert {name for name, rule in made.items() if rule.ahead} == {"block", "traversal"}
+    assert torch.equal(made["coupled"].noise(2), PositionNoise(9, 5).gumbel(2))
+    p = torch.full((50,), 0.02)
+    for stream, draws in ((0, made["match"].chance), (0, made["rrs"].chance), (1, made["rrs"].draft)):
+        own = Draws(9, stream)
+        assert [draws.token(p) for _ in range(9)] == [own.token(p) for _ in range(9)]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_without_sampling_every_rule_takes_the_largest_score(name):
+    rule = make_rule(name, sample=False, seed=9, vocabulary=5)
+    assert rule.name == ("coupled" if name == "coupled" else "match")
+    assert rule.chance is None and rule.noise is None and rule.sampler is None
+    assert all(rule.choose(torch.tensor([0.0, 2.0, 1.0, 0.0, 0.0]), t) == 1 for t in range(9))
+    assert make_rule(name, sample=False, seed=None, vocabulary=5).name == rule.name
+
+
+def test_a_missing_seed_is_drawn_once_from_torchs_generator():
+    noises = []
+    for manual in (1, 1, 2):
+        torch.manual_seed(manual)
+        noises.append(make_rule("coupled", sample=True, seed=None, vocabulary=20).noise(0))
+        after = torch.rand(())
+        torch.manual_seed(manual)
+        seed = int(torch.randint(2**62, (1,)))
+        assert torch.equal(noises[-1], PositionNoise(seed, 20).gumbel(0)) and torch.equal(after, torch.rand(()))
+    assert torch.equal(noises[0], noises[1]) and not torch.equal(noises[0], noises[2])
+
+
+def test_a_refused_rule_says_what_there_is():
+    with pytest.raises(InputError) as error:
+        make_rule("rejection", sample=True, seed=0, vocabulary=8)
+    assert str(error.value) == (
+        "unknown acceptance rule 'rejection'; known: match, coupled, rrs, hybrid, block, traversal"
+    )
+    with pytest.raises(InputError, match="seed"):
+        make_rule("match", sample=False, seed=-1, vocabulary=8)

@@ -19,7 +19,6 @@ from treespec.policies.base import Frontier, Policy
 from treespec.trace.fixed import fits, lay
 from treespec.trace.grown import NONE, Grown
 from treespec.trace.index import Index
-from treespec.trace.schema import MOST
 from treespec.tree import Reason
 
 CHUNK = 4096  # positions grown at once; bounds the memory
@@ -214,15 +213,16 @@ class _Growing:
             rank: ``[n]`` of the children.
         """
         index, bound = self.index, self.index.rest[own]
-        most = torch.maximum(index.most[own], rank)
+        most, count = torch.maximum(index.most[own], rank), index.count[own].long()
         for mark, limit in zip(self.mark, index.caps.widths):
+            inside = most < limit
             if index.ranked and limit == index.caps.width:
-                limit = MOST + 1  # what the recorder was not shown is no more probable than what it was
+                # what the recorder was not shown is no more probable than what it was shown and left out, if it did
+                inside |= count < limit
             at = mark[self.active[tree], min(depth + 1, mark.shape[1] - 1)]
             below = at - GAP * at.abs().clamp(min=1) - index.log_path[own]
-            bound = torch.where(most < limit, torch.minimum(bound, below), bound)
+            bound = torch.where(inside, torch.minimum(bound, below), bound)
         if index.ranked:  # none is more probable than the last one that is known
-            count = index.count[own].long()
             last = index.first[own].long() + (count - 1).clamp(min=0)
             behind = (count > 0) & (rank > index.rank[last])
             bound = torch.where(behind, torch.minimum(bound, index.logp[last]), bound)
