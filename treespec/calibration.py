@@ -132,7 +132,7 @@ class Calibration:
         good = all(COLDEST <= t <= HOTTEST for t in self.temperatures)
         if not self.temperatures or not good or not all(0 <= h <= 1 for h in self.hit_rates):
             raise InputError(
-                f"calibration {self.name}: temperatures must lie between {COLDEST} and {HOTTEST}, hit_rates between 0 "
+                f"calibration {self.name}: temperatures must be positive, {COLDEST} to {HOTTEST}, and hit_rates between 0 "
                 f"and 1; got {self.temperatures} and {self.hit_rates}"
             )
 

@@ -116,11 +116,11 @@ def check_regular(path: str | Path) -> None:
         InputError: if the path is no regular file.
     """
     try:
-        regular = stat.S_ISREG(os.stat(path).st_mode)
+        mode = os.stat(path).st_mode
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path}: {_why(error)}") from None
-    if not regular:
-        raise InputError(f"cannot read {path}: it is no regular file")
+    if not stat.S_ISREG(mode):
+        raise InputError(f"cannot read {path}: it is {'a directory' if stat.S_ISDIR(mode) else 'no regular file'}")
 
 
 def read_bytes(path: str | Path) -> bytes:

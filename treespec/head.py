@@ -78,7 +78,9 @@ class HeadConfig:
         content = read_json(Path(folder) / "config.json")
         names = {f.name for f in fields(cls)}
         if content.pop("model_type", None) != MODEL_TYPE or content.keys() != names:
-            raise InputError(f"{folder} holds no feature head: its config.json must have {', '.join(sorted(names))}")
+            raise InputError(
+                f"{folder} holds no readable feature head: its config.json must have {', '.join(sorted(names))}"
+            )
         return cls(**{**content, "target": str(content["target"])})
 
     @classmethod

@@ -122,7 +122,7 @@ def check_points(sizes: Sequence[int], contexts: Sequence[int], widths: Sequence
         wrong = [value for value in values if not least <= value <= most]
         if wrong or (name == "contexts" and not values):
             raise InputError(
-                f"{name} must be whole numbers from {least} to {most:,}; got {wrong[0] if wrong else 'none'}"
+                f"{name} must be at least {least} and at most {most:,}; got {wrong[0] if wrong else 'none'}"
             )
 
 

@@ -47,7 +47,7 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     try:
         lines = read_text(path).split("\n")  # not splitlines: a text may hold U+2028
     except InputError as error:
-        raise InputError(f"prompt file {path}: {error}") from None
+        raise InputError(f"prompt file: {error}") from None
     prompts = [_parse(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
         raise InputError(f"prompt file {path} is empty; expected one JSON object per line")
