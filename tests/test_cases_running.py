@@ -643,7 +643,7 @@ def test_logits_are_made_for_trees_and_never_for_the_prompt(more):
     for model in (target, draft):
         model.lm_head.register_forward_hook(lambda m, i, o: rows.append(o.shape[1]))
     got = turn(target, prompt(200), draft=draft, policy="uniform:depth=2,width=2", new=12, **more)
-    assert max(rows) == 7 and len(rows) > 12
+    assert max(rows) == 7 and len(rows) >= 8
     kept = [v for event in got.steps for v in vars(event).values() if torch.is_tensor(v)]
     assert kept == [] and all(not event.tree.laws for event in got.steps)
 

@@ -133,7 +133,7 @@ def bars_figure(
 
 
 def _ends(interval: Sequence[float] | None, value: float) -> tuple[float, float]:
-    low, high = column(interval or (value, value))
+    low, high = column((value, value) if interval is None else interval)
     return value if low is None else low, value if high is None else high
 
 
