@@ -22,14 +22,8 @@ from treespec.toy import WORDS, toy_tokenizer
 from treespec.trace import Caps, Sampling, record
 
 ALL = bool(os.environ.get("TREESPEC_FUZZ"))
-SHARE = {
-    "distill": 1,
-    "tune": 2,
-    "report": 1,
-    "record": 3,
-    "compare": 3,
-    "measure": 3,
-}  # values per option; 4 of others
+# values per option; 4 of others
+SHARE = {"distill": 1, "tune": 2, "table": 2, "report": 1, "record": 3, "compare": 3, "measure": 3}
 TREE = get_command(cli.app).commands
 PAIR = ("--target", "toy", "--draft", "model")
 SHORT = (*PAIR, "--max-new-tokens", "3")

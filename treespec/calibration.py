@@ -132,8 +132,8 @@ class Calibration:
         good = all(COLDEST <= t <= HOTTEST for t in self.temperatures)
         if not self.temperatures or not good or not all(0 <= h <= 1 for h in self.hit_rates):
             raise InputError(
-                f"calibration {self.name}: temperatures must be positive, {COLDEST} to {HOTTEST}, and hit_rates between 0 "
-                f"and 1; got {self.temperatures} and {self.hit_rates}"
+                f"calibration {self.name}: temperatures must be positive, {COLDEST} to {HOTTEST}, hit_rates between "
+                f"0 and 1; got {self.temperatures} and {self.hit_rates}"
             )
 
     def __str__(self) -> str:
