@@ -60,3 +60,10 @@ def test_what_is_slow_is_said_with_its_reason(change, words):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there are GPUs here")
 def test_no_gpu_is_said_once():
     assert doctor._peer_access() == []
+
+
+def test_peer_access_is_reported_in_one_line(capsys):
+    found = examine()
+    found["peer_access"] = [{"from": "cuda:0", "to": "cuda:1", "direct": i == 0} for i in range(2)]
+    doctor.print_report(found)
+    assert "peer access: 1 of 2 pairs of GPUs reach each other directly" in capsys.readouterr().out
