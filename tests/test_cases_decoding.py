@@ -8,7 +8,7 @@ from test_api import characters
 from transformers import DynamicCache, GenerationConfig, StaticCache
 
 import treespec
-from treespec import decode
+from treespec import decode, readout
 from treespec.errors import InputError, TreespecError
 
 GREEDY = dict(do_sample=False, pad_token_id=0)
@@ -43,7 +43,7 @@ def counted(model):
         ([5.0, 3.7], {}, "whole numbers"),
         ([True, False], {}, "whole numbers"),
         (np.array([0.5]), {}, "whole numbers"),
-        ({"attention_mask": torch.ones(1, 5)}, {}, "no 'input_ids'"),
+        ({"attention_mask": torch.ones(1, 5)}, {}, "must hold input_ids"),
     ],
     ids=str,
 )
@@ -84,7 +84,7 @@ def test_a_limit_far_beyond_the_text_allocates_nothing(llama, twin):
 def test_a_text_longer_than_was_planned_goes_on(llama, twin, monkeypatch, at_once):
     monkeypatch.setattr(decode, "PLANNED", 3)
     monkeypatch.setattr(decode, "TREE_ROOM", 1)
-    monkeypatch.setattr(decode, "reads_at_once", lambda device: at_once)
+    monkeypatch.setattr(readout, "reads_at_once", lambda device: at_once)
     for policy in ("plain", "uniform:depth=3,width=2"):
         got = spec(llama, twin, prompt(2), policy, max_new_tokens=90)
         assert torch.equal(got.sequences, reference(llama, prompt(2), 90))

@@ -536,11 +536,11 @@ def test_a_draft_of_permuted_ids_is_lossless_and_its_uselessness_shows(llama):
 
 # --- Q1: absurd settings -------------------------------------------------------------------------------------------------
 
-ABSURD = """uniform:depth=1,width=200|uniform:depth=2,width=90|uniform:depth=64,width=1|linear:gamma=256|linear:confidence=1|
-linear:svip=1e-9|threshold:tau=1|threshold:tau=0,width=90,depth=2,budget=8192|threshold:budget=1|dynamic:tau=1|dynamic:tau=0|
-dynamic:budget=1|dynamic:low=0,high=1e-9|dynamic:low=99,high=100,tau=0,depth=1,deep=64,budget=2|dynamic:tau=auto,low=0,high=99|
-dynamic:mid_widths=200/1000,low=0,high=99,tau=0,depth=2,deep=2|dynamic:scope=level,tau=0,low=0,high=99|specinfer:expansion=200|
-specinfer:expansion=97/80|eagle2:total=2,depth=1,top_k=1|eagle2:top_k=97,depth=2,total=4096|opttree:budget=1|opttree:delta=0|
+ABSURD = """uniform:depth=1,width=200|uniform:depth=2,width=20|uniform:depth=64,width=1|linear:gamma=256|linear:confidence=1|
+linear:svip=1e-9|threshold:tau=1|threshold:tau=1e-30,width=30,depth=2,budget=8192|threshold:budget=1|dynamic:tau=1|dynamic:tau=1e-30|
+dynamic:budget=1|dynamic:low=0,high=1e-9|dynamic:low=63,high=64,tau=1e-30,depth=1,deep=64,budget=2|dynamic:tau=auto,low=0,high=64|
+dynamic:mid_widths=200/1000,low=0,high=64,tau=1e-30,depth=2,deep=2|dynamic:scope=level,tau=1e-30,low=0,high=64|specinfer:expansion=200|
+specinfer:expansion=97/4|eagle2:total=2,depth=1,top_k=1|eagle2:top_k=97,depth=2,total=600|opttree:budget=1|opttree:delta=0|
 sequoia:acceptance=0/0/0|sequoia:acceptance=1|sequoia:acceptance=0.5/0.5,budget=200,depth=64|bestfirst:budget=1,depth=1|
 bestfirst:floor=1|bestfirst:floor=0,depth=3,budget=200|throughput:cost=article,rate=1e9|throughput:cost=article,rate=1e-9"""
 
@@ -648,6 +648,7 @@ def test_logits_are_made_for_trees_and_never_for_the_prompt(more):
     assert kept == [] and all(not event.tree.laws for event in got.steps)
 
 
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")  # transformers', of its own limit
 def test_without_any_limit_it_is_transformers_own(llama, twin):
     want = llama.generate(prompt(5), **GREEDY)
     for ids, more in ((prompt(5), {}), (prompt(5), dict(max_length=9)), (prompt(5), dict(max_length=9, max_new_tokens=3)),

@@ -245,7 +245,7 @@ def test_another_cost_model_reprices_everything(trace, explorer):
 def test_hardware_that_does_not_fit_says_so(explorer):
     explorer.pricing.choice.value = HARDWARE
     explorer.pricing.count.value = 1
-    assert "more than 1 × A100" in explorer.notice.value
+    assert "do not fit 1 × A100" in explorer.notice.value and "use at least 2" in explorer.notice.value
 
 
 def test_reset_copy_export_and_table(explorer):
