@@ -74,12 +74,11 @@ def end_with_the_others(patience: float = 5.0) -> None:
 
 
 def _listen(bell: socket.socket, ear: socket.socket, heard: threading.Event, patience: float) -> None:
-    """Wait for the signal; the bell is only kept from being closed."""
-    while ear.recv(1)[0] != signal.SIGTERM:
-        pass
-    if not heard.wait(patience):
-        print(f"treespec: {peer_error()}", file=sys.stderr, flush=True)
-        os._exit(1)
+    """Wait for the signal, as long as the process lives; the bell is only kept from being closed."""
+    while True:
+        if ear.recv(1)[0] == signal.SIGTERM and not heard.wait(patience):
+            print(f"treespec: {peer_error()}", file=sys.stderr, flush=True)
+            os._exit(1)
 
 
 def own_device() -> str:
