@@ -206,7 +206,7 @@ def test_policies_are_read_from_one_line():
             parse_policies(text)
         known = ", ".join(POLICIES)
         assert str(error.value) == f"no policy given; expected a list such as plain,linear:gamma=5 of {known}"
-    with pytest.raises(PolicyError, match="^unknown policy 'gamma=3'"):
+    with pytest.raises(PolicyError, match=r"^unknown policy 'gamma=3'"):
         parse_policies("gamma=3,linear")
 
 
