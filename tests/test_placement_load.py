@@ -83,7 +83,7 @@ def write_gguf(path):
     """A small Llama of random weights, with a tokenizer of single characters."""
     gguf = pytest.importorskip("gguf")
     draws = np.random.default_rng(0)
-    tokens = [*map(chr, range(33, 127)), "<s>", "</s>"]
+    tokens = [*map(chr, range(33, 127)), "ab", "<s>", "</s>"]
     out = gguf.GGUFWriter(str(path), "llama")
     out.add_context_length(256)
     out.add_embedding_length(32)
@@ -121,7 +121,7 @@ def test_a_gguf_file_is_planned_and_placed_like_any_other_target(tmp_path):
     whole = load_pair(str(file), "none")
     assert found.target.parameters == sum(p.numel() for p in whole.target.parameters())
     want = reference(whole.target, prompt(6), 12, eos_token_id=None)
-    for device in (found, *map(placed, SPLITS.values())):
+    for device in (found, placed({})):  # unpacked weights cannot be left on the disk
         pair = load_pair(str(file), "self", device=device)
         got = treespec.generate(
             pair.target, pair.draft, prompt(6), policy="linear", do_sample=False, max_new_tokens=12, eos_token_id=None
@@ -186,12 +186,21 @@ def test_a_load_that_breaks_in_the_middle_keeps_no_memory(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "cut")
     file = tmp_path / "cut" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-4096])
-    alive = lambda: sum(isinstance(o, T.LlamaForCausalLM) for o in gc.get_objects())  # noqa: E731
+
+    def alive():
+        """Models with weights; a plan remembers an empty one."""
+        models = [o for o in gc.get_objects() if issubclass(type(o), T.LlamaForCausalLM)]
+        return sum(any(not p.is_meta for p in model.parameters()) for model in models)
+
     gc.collect()
     before, folders = alive(), offload_folders()
+    refused = 0
     for split in SPLITS.values():
-        with pytest.raises(InputError, match="cannot load"):
+        try:  # pytest.raises would keep the last error, and its frames
             load_pair(str(tmp_path / "cut"), "none", device=placed(split))
+        except InputError as error:
+            refused += "cannot load" in str(error)
+    assert refused == len(SPLITS)
     gc.collect()
     assert alive() == before and offload_folders() == folders
 
@@ -226,16 +235,17 @@ def test_quantisation_configs_are_passed_through(folder, monkeypatch, config):
 
 QUANTISED = {
     "bitsandbytes": lambda: T.BitsAndBytesConfig(load_in_4bit=True), "gptqmodel": lambda: T.GPTQConfig(bits=4, dataset="c4"),
-    "gptqmodel ": lambda: T.AwqConfig(bits=4), "torchao": lambda: {"quant_method": "torchao", "quant_type": "int8"},
+    "torchao": lambda: {"quant_method": "torchao", "quant_type": "int8"},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("library", QUANTISED)
 def test_a_missing_library_is_named_with_what_to_do(folder, library):
-    name = library.strip()
-    if importlib.util.find_spec(name):
-        pytest.skip(f"{name} is here")
-    words = "GPU is required" if library == "gptqmodel" and importlib.util.find_spec("optimum") else rf"{name}|optimum"
+    if importlib.util.find_spec(library):
+        pytest.skip(f"{library} is here")
+    words = rf"{library}|optimum"
+    if library == "gptqmodel" and importlib.util.find_spec("optimum"):
+        words = "GPU is required"
     with pytest.raises(InputError, match=words) as error:
         load_pair(str(folder), "none", "bfloat16", quantization=QUANTISED[library]())
     assert "\n" not in str(error.value) and "Give 'smollm2'" not in str(error.value)

@@ -314,17 +314,17 @@ def test_greedy_coupled_knows_no_noise():
 
 
 def test_choices_at_all_nodes_are_those_of_the_walk():
-    """Nodes of one depth share a position and its noise; half precision is compared in float32."""
+    """Nodes of one depth share a position and its noise."""
     logits = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
-    positions = [8, 9, 9, 11, 10]
+    tree = TokenTree.from_lists([0, 1, 2, 3, 4], [-1, 0, 0, 1, 3], [0.0, -1.0, -1.0, -1.0, -1.0], [1.0] * 5)
+    positions = [8 + depth for depth in tree.depth.tolist()]
+    assert positions == [8, 9, 9, 10, 11]
     rule = Coupled(3, 6)
     want = [rule.choose(row, t) for row, t in zip(logits, positions)]
-    assert rule.choices(logits, positions).tolist() == want != logits.argmax(-1).tolist()
-    half = logits.bfloat16()
-    assert rule.choices(half, positions).tolist() == [rule.choose(r.float(), t) for r, t in zip(half, positions)]
+    chosen = [rule.choose_from(row, []) for row in rule.table(tree, logits, 8).tolist()]
+    assert chosen == want != logits.argmax(-1).tolist()
     for greedy in (Match(None), Coupled(3, 6, greedy=True)):
-        assert greedy.choices(logits, positions).tolist() == logits.argmax(-1).tolist()
-    assert Match(Asked()).choices(logits, positions) is None
+        assert greedy.table(tree, logits, 8).flatten().tolist() == logits.argmax(-1).tolist()
 
 
 def test_the_rules_by_name():

@@ -303,6 +303,7 @@ def test_a_decoder_that_is_stopped_while_it_waits_touches_nothing(toy):
 def test_a_model_that_raises_is_shown_and_can_be_run_again(live, toy, monkeypatch, error):
     run(live)
 
+    @functools.wraps(type(toy.target).forward)
     def broken(*args, **kwargs):
         raise error
 
