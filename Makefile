@@ -17,7 +17,7 @@ help:
 	@echo "make lab    environment, model, and JupyterLab open on the start notebook"
 	@echo "make demo   policies A to D, best-first and plain decoding on a handful of prompts, in the terminal"
 	@echo "make test   environment, then every test"
-	@echo "make fast   only the tests that need no model"
+	@echo "make fast   the tests that need no model and no patience"
 	@echo "make lint   ruff and mypy"
 	@echo "make mutants  the mutation run of docs/MUTATION.md (an hour or more)"
 	@echo "make site   the notebooks, run, as static pages in site/ (minutes)"
@@ -59,7 +59,7 @@ test: model chromium compiler
 	@$(BIN)/python -m pytest -m timed
 
 fast: $(VENV)/.ready
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow and not browser"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow and not browser and not thorough"
 
 lint: $(VENV)/.ready
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -18,6 +18,8 @@ from treespec.pairs import chat_ids, load_pair
 from treespec.policies import parse_policies
 from treespec.prompts import Prompt, filler_ids, lengthened
 
+pytestmark = pytest.mark.thorough
+
 PROMPTS = [
     Prompt("d1", "dialogue", ["the cat sat on the mat"]),
     Prompt("c1", "code", ["a dog ran under the tree"]),

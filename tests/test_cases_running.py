@@ -33,6 +33,8 @@ from treespec.policies import Uniform, parse_policies
 from treespec.prompts import Prompt
 from treespec.trace import Sampling, record
 
+pytestmark = pytest.mark.thorough
+
 # --- F1: .gguf files -----------------------------------------------------------------------------------------------
 
 

@@ -83,6 +83,7 @@ def test_an_early_exit_is_no_cheat(llama, twin):
     assert torch.equal(got.sequences, want)
 
 
+@pytest.mark.thorough
 @settings(max_examples=25)
 @given(
     st.integers(1, 12),
@@ -156,6 +157,7 @@ class Recorder:
         self.ended += 1
 
 
+@pytest.mark.thorough
 def test_an_end_token_anywhere_ends_there(llama, twin):
     g = reference(llama, prompt(5), 20)[0, 5:].tolist()
     for k in range(20):
@@ -295,6 +297,7 @@ def test_drafts_that_do_not_fit(llama):
         spec(llama, 3, prompt(4), "linear", max_new_tokens=4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sizes", [(105, 97), (97, 105)])
 def test_padded_and_smaller_draft_vocabularies(sizes):
     target, draft = build("llama", vocab_size=sizes[0]), build("llama", vocab_size=sizes[1])

@@ -191,6 +191,7 @@ def run(learnt, folder, epochs=3.0, stop=None):
     return head, data, train(head, data.train, loss, Plan(epochs=epochs, tokens=64, rate=3e-3), folder, ABOUT)
 
 
+@pytest.mark.thorough
 def test_training_learns(learnt, tmp_path):
     head, data, report = run(learnt, tmp_path, epochs=12.0)
     texts = [t for t in data.train if t.temperature == 0]
@@ -202,6 +203,7 @@ def test_training_learns(learnt, tmp_path):
     assert report["losses"][-1][0] == report["steps"]
 
 
+@pytest.mark.thorough
 def test_a_resumed_run_is_the_run(learnt, tmp_path, monkeypatch):
     from treespec.distill import loop
 

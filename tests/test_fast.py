@@ -149,6 +149,7 @@ def test_half_precision_that_cannot_be_packed_is_lean_all_the_same(monkeypatch):
     assert said == "lean forward"
 
 
+@pytest.mark.thorough
 def test_compiled_text_is_the_models_own_and_tree_sizes_do_not_recompile():
     """Graphs as torch.compile captures them, run by its eager backend: no C++ compiler, no minute of waiting."""
     from torch._dynamo.utils import counters

@@ -21,6 +21,8 @@ from treespec.prompts import Prompt
 from treespec.toy import WORDS, toy_tokenizer
 from treespec.trace import Caps, Sampling, record
 
+pytestmark = pytest.mark.thorough
+
 ALL = bool(os.environ.get("TREESPEC_FUZZ"))
 # values per option; 4 of others
 SHARE = {"distill": 1, "tune": 2, "table": 2, "report": 1, "record": 3, "compare": 3, "measure": 3}

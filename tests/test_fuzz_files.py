@@ -33,6 +33,8 @@ from treespec.toy import toy_tokenizer
 from treespec.trace import Caps, Sampling, Trace, merge, record, replay
 from treespec.trace.schema import COLUMNS, KEY, read_file
 
+pytestmark = pytest.mark.thorough
+
 PROMPTS = [Prompt(f"p{i}", "ab"[i % 2], [text]) for i, text in enumerate(["the cat sat", "a dog ran", "the tree"])]
 CURVE = {
     "verify": {"rows": [1, 8, 32], "seconds": [0.01, 0.02, 0.05], "context": 128, "context_seconds": [0.0, 1e-6, 2e-6], "longest": 512},

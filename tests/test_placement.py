@@ -124,6 +124,7 @@ def test_what_is_short_is_said_with_remedies_that_work():
     assert any(r.startswith("2 GPUs of 16 GB") for r in found.remedies)
 
 
+@pytest.mark.thorough
 def test_the_absurd_is_answered_too():
     found = plan("llama-3.1-405b", "llama-3.1-8b", "1x1GB")
     assert not found.fits and found.short_bytes > 800e9 and found.remedies == []

@@ -150,6 +150,7 @@ def test_a_chain_where_nodes_are_dear_and_a_bush_where_they_are_free():
     assert int(torch.bincount(bush.depth).max()) > 4
 
 
+@pytest.mark.thorough
 def test_never_slower_than_the_best_fixed_budget():
     """Over many steps: sum of expected tokens over sum of seconds, each policy paying for its own draft forwards."""
     drafts = [Draft(seed, sharpness=3.0) for seed in range(24)]

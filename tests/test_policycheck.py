@@ -12,6 +12,8 @@ from treespec.policycheck import check_policy
 from treespec.prompts import Prompt
 from treespec.trace import Caps, Trace, record
 
+pytestmark = pytest.mark.thorough
+
 WORDS = ["a dog ran", "the cat sat", "under a tree", "on the mat"]
 
 

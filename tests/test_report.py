@@ -27,6 +27,8 @@ from treespec.table import article_table, cells
 from treespec.trace import Caps, Trace, record, replay
 from treespec.tune import tune
 
+pytestmark = pytest.mark.thorough
+
 SCRIPT = "</script><script>alert('x')</script>"
 HOSTILE = [
     "<img src=x onerror=alert(1)>",

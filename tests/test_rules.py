@@ -60,11 +60,13 @@ def transitions(rule, sampling=SAMPLING, draft=None, policy=None):
     return float(stats.chi2.sf(total, freedom))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", POLICY)
 def test_the_law_is_the_targets(rule):
     assert transitions(rule) > 1e-3
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", POLICY)
 def test_testing_another_q_would_be_seen(rule, monkeypatch):
     honest = Law.dense
@@ -78,6 +80,7 @@ def test_testing_another_q_would_be_seen(rule, monkeypatch):
     assert transitions(rule) < 1e-4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("rule", ["block", "traversal"])
 def test_scores_with_the_roots_prefix_would_be_seen(rule, monkeypatch):
     monkeypatch.setattr(readout, "node_scores", lambda processors, ids, tree, x: processors(ids.expand(len(x), -1), x))

@@ -2,9 +2,12 @@
 
 import random
 
+import pytest
 import torch
 
 from benchmarks import soak
+
+pytestmark = pytest.mark.thorough
 
 
 def test_many_generations_leave_everything_as_it_was():

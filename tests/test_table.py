@@ -13,6 +13,8 @@ from treespec.prompts import Prompt
 from treespec.table import _cheapest, article_table
 from treespec.trace import Caps, Sampling, Trace, record
 
+pytestmark = pytest.mark.thorough
+
 WORDS = ["the cat sat", "a dog ran on", "the tree", "mat under a", "dog sat on the mat", "a cat"]
 
 

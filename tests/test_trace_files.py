@@ -67,6 +67,7 @@ def test_it_reads_as_a_plain_table(trace):
     assert [p["category"] for p in about["prompts"]] == [p.category for p in PROMPTS] and about["versions"]["torch"]
 
 
+@pytest.mark.thorough
 def test_the_true_continuation_is_there_however_improbable(toy, tmp_path):
     """With almost nothing but it recorded, its nodes say what the draft thought of them."""
     record(toy, PROMPTS, tmp_path / "all.parquet", sampling=SHORT, caps=Caps(0.0, 4, 12, 4096))
@@ -119,6 +120,7 @@ KILLS = textwrap.dedent("""
 """)
 
 
+@pytest.mark.thorough
 def test_killed_at_twenty_moments_nothing_is_lost_or_twice(tmp_path):
     script = tmp_path / "kills.py"
     script.write_text(KILLS)

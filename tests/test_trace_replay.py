@@ -342,6 +342,7 @@ def test_the_embedded_pair_replays_as_it_runs(tmp_path, sampling):
         assert replayed(result) == live(pair, parse_policy(spec), sampling, prompts), spec
 
 
+@pytest.mark.thorough
 def test_the_shipped_traces():
     """Of the shipped pair, over all prompts, small enough to ship; what a review looks at first is exact on them."""
     prompts = {p.id: p.category for p in read_prompts(mixed_prompts())}

@@ -19,6 +19,8 @@ from treespec.search import halves, setting
 from treespec.trace import Caps, Trace, record
 from treespec.tune import pareto, tune
 
+pytestmark = pytest.mark.thorough
+
 WORDS = [
     "the cat sat",
     "a dog ran on",

@@ -91,6 +91,7 @@ def draw(target, draft, policy, sampling, rule, **more):
     return [tuple(r.tokens) for r in runs]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sampling", GRID, ids=str)
 def test_law_under_match_is_the_targets(sampling):
     target, draft = pair()
@@ -98,6 +99,7 @@ def test_law_under_match_is_the_targets(sampling):
     assert fit(draws, law(target, IDS, NEW, chain(**sampling))) > 1e-4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sampling", [GRID[0], GRID[3]], ids=str)
 def test_law_under_coupled_is_the_targets(sampling):
     target, draft = pair()
@@ -105,12 +107,14 @@ def test_law_under_coupled_is_the_targets(sampling):
     assert fit(draws, law(target, IDS, NEW, chain(**sampling))) > 1e-4
 
 
+@pytest.mark.thorough
 def test_law_with_an_end_token_and_pruned_trees():
     target, draft = pair()
     draws = draw(target, draft, "dynamic:tau=0.02,low=0.5,high=1.9", {}, "match", eos_token_id=1, pad_token_id=0)
     assert fit(draws, law(target, IDS, NEW, chain(), eos=1)) > 1e-4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sizes", [(4, 6), (6, 4)])
 def test_law_with_vocabularies_of_different_size(sizes):
     target, draft = pair(sizes)
@@ -118,6 +122,7 @@ def test_law_with_vocabularies_of_different_size(sizes):
     assert fit(draws, law(target, IDS, NEW, chain())) > 1e-4
 
 
+@pytest.mark.thorough
 def test_the_goodness_of_fit_test_can_fail():
     """Draws of another temperature must be told apart with these very numbers of draws."""
     target, _ = pair()
@@ -125,6 +130,7 @@ def test_the_goodness_of_fit_test_can_fail():
     assert fit(wrong, law(target, IDS, NEW, chain())) < 1e-4
 
 
+@pytest.mark.thorough
 def test_a_biased_rule_is_caught(monkeypatch):
     """Accepting whatever child the draft ranks first, if the target gives it a fair chance, is a plausible mistake."""
     target, draft = pair()
@@ -139,6 +145,7 @@ def test_a_biased_rule_is_caught(monkeypatch):
     assert fit(draws, law(target, IDS, NEW, chain())) < 1e-4
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sampling", [{}, dict(temperature=0.6, top_p=0.9), dict(repetition_penalty=1.4)], ids=str)
 @pytest.mark.parametrize("name", ["llama", "gemma3-window-8", "gpt2"])
 def test_coupled_text_depends_on_seed_and_target_alone(name, sampling):
@@ -160,6 +167,7 @@ def test_coupled_text_depends_on_seed_and_target_alone(name, sampling):
     assert len(texts) == 2
 
 
+@pytest.mark.thorough
 def test_shared_noise_makes_draft_and_target_agree(llama):
     """The point of coupling: a good draft is accepted far more often than by independent draws."""
     near = build("llama")

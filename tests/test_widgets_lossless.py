@@ -16,6 +16,8 @@ from treespec.verify import RULES
 from treespec.widgets import LosslessLab
 from treespec.widgets.sampling import BIASED, CHOICES, START, BiasedRrs, Tally, Toy, draw, g_test, policy_of, same_law
 
+pytestmark = pytest.mark.thorough
+
 SECONDS = 300  # the machine may be paused
 ENOUGH = 250  # texts per side that find the biased rule out
 

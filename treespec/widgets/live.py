@@ -28,7 +28,7 @@ from treespec.policies import Autoregressive, Policy
 from treespec.prompts import Prompt
 from treespec.spans import Written
 from treespec.trace import PromptInfo, Sampling, record
-from treespec.widgets.base import Job, Panel, heading
+from treespec.widgets.base import Job, Panel, Work, heading
 from treespec.widgets.controls import LABEL, WIDE, PolicyControls
 from treespec.widgets.live_figure import LiveFigure
 from treespec.widgets.stepview import PHASES, StepView
@@ -173,10 +173,14 @@ class LiveDecoder(Panel):
 
     # --- in the thread ------------------------------------------------------------------------------------------------
 
+    def _show(self, asked: Asked, work: Work) -> None:
+        """Draw for a run, unless another one has begun: the page is that one's then."""
+        self.draw(lambda: work() if asked is self.asked else None)
+
     def _work(self, asked: Asked, job: Job) -> None:
         with _alone(self.pair, job) as ours:
             if not ours:
-                self.draw(lambda: self._say("stopped"))
+                self._show(asked, lambda: self._say("stopped"))
                 return
             self._decode(asked, job)
             if self.measured.value and not job.stopping and not isinstance(asked.policy, Autoregressive):
@@ -184,7 +188,7 @@ class LiveDecoder(Panel):
 
     def _decode(self, asked: Asked, job: Job) -> None:
         pair, ids = self.pair, self.pair.prompt_ids(asked.prompt)
-        self.draw(lambda: self._say(f"reading {len(ids)} tokens …"))
+        self._show(asked, lambda: self._say(f"reading {len(ids)} tokens …"))
         options = asked.sampling.options()
         decoding = start(pair.target, pair.draft, ids, policy=asked.policy, tokenizer=pair.tokenizer, **options)
         fresh: list[StepEvent] = []
@@ -195,9 +199,9 @@ class LiveDecoder(Panel):
             if job.stopping:
                 break
             if monotonic() - drawn > REDRAW:
-                self.draw(functools.partial(self._take, fresh))
+                self._show(asked, functools.partial(self._take, fresh))
                 fresh, drawn = [], monotonic()
-        self.draw(functools.partial(self._take, fresh, "stopped" if job.stopping else "done"))
+        self._show(asked, functools.partial(self._take, fresh, "stopped" if job.stopping else "done"))
 
     def _take(self, events: list[StepEvent], state: str = "") -> None:
         """Draw new steps; ``state`` once no more will come."""
@@ -227,9 +231,9 @@ class LiveDecoder(Panel):
                 raise _Stopped
 
         def progress(done: int, total: int, what: str) -> None:
-            self.draw(lambda: self._say(f"measuring, {done} of {total} decodings done …"))
+            self._show(asked, lambda: self._say(f"measuring, {done} of {total} decodings done …"))
 
-        self.draw(lambda: self._say("measuring: warming up …"))
+        self._show(asked, lambda: self._say("measuring: warming up …"))
         sampling = asked.sampling
         try:
             result = compare(
@@ -239,10 +243,10 @@ class LiveDecoder(Panel):
                 progress=progress, watch=watch,
             )  # fmt: skip
         except _Stopped:
-            self.draw(lambda: self._say("measurement stopped"))
+            self._show(asked, lambda: self._say("measurement stopped"))
             return
         same = bool(result["rows"][1]["lossless"]) and plain[0] == self.written.tokens
-        self.draw(functools.partial(self._conclude, result["rows"], same))
+        self._show(asked, functools.partial(self._conclude, result["rows"], same))
 
     def _conclude(self, rows: list[dict[str, Any]], same: bool) -> None:
         plain, own = rows
