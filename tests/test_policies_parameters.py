@@ -152,7 +152,7 @@ def test_levels_and_widths():
 
 def test_ranges_that_a_search_may_look_in():
     assert [Whole(2, 4).at(u) for u in (0, 0.33, 0.34, 0.66, 0.67, 0.999)] == [2, 2, 3, 3, 4, 4]
-    assert [Whole(2, 31, log=True).at(u) for u in (0, 0.25, 0.5, 0.75, 0.999)] == [2, 4, 8, 16, 31]
+    assert [Whole(2, 31, log=True).at(u) for u in (0, 0.25, 0.5, 0.75, 0.98, 0.999)] == [2, 4, 8, 16, 30, 31]
     assert Whole(1, 7, log=True).at(1 - 1e-16) == 7
     assert [Real(1.0, 3.0).at(u) for u in (0, 0.5, 0.12345)] == [1.0, 2.0, 1.25]
     assert [Real(0.01, 1.0, log=True).at(u) for u in (0, 0.5, 0.99)] == [0.01, 0.1, 0.955]
@@ -316,6 +316,7 @@ def test_the_best_trees_by_hand():
     assert (three.parent, three.rank) == ((-1, 0, 0, 1), (0, 0, 1, 0)) and three.expected == pytest.approx(2.26)
     assert best_tree(p, 3, 1).parent == (-1, 0, 0)
     value = Programme(p, 3, 2).value
+    assert Programme(p, 3, 2).tree(3, 2) == three, "and not what a cache remembers"
     assert [v.tolist() for v in value] == [
         pytest.approx([0, 1, 1, 1, 1]), pytest.approx([0, 1, 1.6, 1.9, 1.9]), pytest.approx([0, 1, 1.6, 1.96, 2.26]),
     ]  # fmt: skip
@@ -448,3 +449,10 @@ def test_what_each_policy_verifies_of_what_it_grew():
         assert policy.trim(score, kept, drawn).int().tolist() == two, policy
     for policy in (Uniform(), Linear(), SpecInfer(), Sequoia(), Autoregressive()):
         assert policy.trim(score, kept, drawn) is kept
+
+
+def test_a_price_stays_until_two_sizes_were_seen_and_moves_with_the_second():
+    price = NodePrice(tau=0.3).learn(Observation(1, 1, 1.0, 0.1))
+    assert price.tau == 0.3
+    price = price.learn(Observation(1, 2, 1.0, 0.2))  # 0.1 seconds a node, one token a second
+    assert price.tau == pytest.approx(0.7 * 0.3 + 0.3 * 0.1)

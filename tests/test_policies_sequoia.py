@@ -128,9 +128,10 @@ def test_the_embedded_vector_and_files(tmp_path):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps({"acceptance": [0.5, 0.25]}))
     assert Sequoia(5, 3, str(path)).tree == Sequoia(5, 3, (0.5, 0.25)).tree
-    path.write_text(json.dumps({"acceptance": "0.5"}))
-    with pytest.raises(TreespecError, match="must hold 'acceptance'"):
-        Sequoia(5, 3, str(path))
+    for wrong in ("0.5", ["x"], None):
+        path.write_text(json.dumps({"acceptance": wrong}))
+        with pytest.raises(TreespecError, match="must hold 'acceptance'"):
+            Sequoia(5, 3, str(path))
     path.write_text("{")
     with pytest.raises(TreespecError, match="not JSON"):
         Sequoia(5, 3, str(path))
