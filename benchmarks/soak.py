@@ -60,7 +60,7 @@ def soak(generations: int, seed: int = 0, progress: bool = False) -> dict[str, A
         progress: show a bar.
 
     Returns:
-        ``outcomes`` (counts), ``compared`` texts, ``memory`` in bytes (resident, after the first tenth and at the end)
+        ``outcomes`` (counts), ``compared`` texts, ``memory`` in bytes (resident, after every tenth)
         and ``growth``, a share; ``faults``, sentences, empty if all is well.
     """
     targets = [_llama(1, 2), _gpt2(3)]
@@ -70,7 +70,8 @@ def soak(generations: int, seed: int = 0, progress: bool = False) -> dict[str, A
     dice = _dice()
     outcomes: Counter[str] = Counter()
     faults: list[str] = []
-    compared, early, start = 0, 0, time.perf_counter()
+    compared, start = 0, time.perf_counter()
+    held: list[int] = []  # bytes after every tenth
     for i in tqdm(range(generations), disable=not progress, desc="generations"):
         target = targets[int(choose.integers(2))]
         outcome, same = _one(target, draft, choose)
@@ -78,16 +79,15 @@ def soak(generations: int, seed: int = 0, progress: bool = False) -> dict[str, A
         compared += same is not None
         if same is False:
             faults.append(f"generation {i}: another text than model.generate's")
-        if i + 1 == max(generations // 10, 1):
-            early = resident()
-    late = resident()
+        if (i + 1) % max(generations // 10, 1) == 0:
+            held.append(resident())
     faults += [f"model {i} was changed" for i, model in enumerate((*targets, draft)) if fingerprint(model) != before[i]]
     if _dice() != dice:
         faults.append("a global random generator moved")
-    growth = late / early - 1
+    growth = held[-1] / held[0] - 1
     if growth > FLAT:
         faults.append(f"the memory grew by {growth:.1%}")
-    memory = {"early": early, "late": late, "growth": round(growth, 4)}
+    memory = {"tenths": held, "growth": round(growth, 4)}
     seconds = round(time.perf_counter() - start, 1)
     return {"outcomes": dict(outcomes), "compared": compared, "memory": memory, "seconds": seconds, "faults": faults}
 

@@ -332,7 +332,8 @@ def _convert(gguf: Path, out: Path) -> None:
         source, gguf_file=gguf.name, dtype=torch.float32, quantization_config=unpacked
     )
     config = loaded.config
-    del config.quantization_config  # what was loaded is dequantised; marked as GGUF it could not be saved
+    if hasattr(config, "quantization_config"):  # what was loaded is dequantised; marked as GGUF it could not be saved
+        del config.quantization_config
     config.name_or_path = HUB_ID
     plain = getattr(transformers, type(loaded).__name__)(config)
     plain.load_state_dict(loaded.state_dict())
