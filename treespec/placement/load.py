@@ -7,6 +7,7 @@ launch. Nothing of it stays behind when loading fails or is interrupted.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
 import weakref
@@ -82,7 +83,7 @@ def check_gguf(name: str, dtype: str, device_map: DeviceMap | None = None, quant
     path = Path(name)
     if path.suffix != ".gguf":
         return
-    if path.parent.is_dir() and not path.is_file():
+    if os.path.isdir(path.parent) and not os.path.isfile(path):
         raise InputError(f"there is no file {name}; give a .gguf file, a folder or a hub id")
     if quantization is not None or dtype_name(dtype) in NARROW:
         raise InputError(
