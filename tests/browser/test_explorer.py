@@ -161,7 +161,6 @@ def test_clicks_keys_table_and_an_error(explorer, trace):
     page.locator("[role=alert]", has_text="deep must be at least depth").wait_for(timeout=PATIENCE)
 
 
-@pytest.mark.timed
 @pytest.mark.parametrize("spec, moves", [("dynamic:budget=16", EVERY_WAY), ("threshold", LARGE_TREES)])
 def test_thirty_changes_are_redrawn_soon(lab, page, spec, moves):
     """On the shipped trace, every setting a new one, so nothing is remembered."""
