@@ -18,8 +18,8 @@ pytestmark = pytest.mark.browser
 PROMPTS = [Prompt("one", "x", ["a dog ran"]), Prompt("two", "y", ["the cat"]), Prompt("three", "x", ["on a mat"])]
 SPEC = "dynamic:tau=0.03,low=0.8,high=3.0,budget=8"
 RING, TREE, SPEED, TEXT = 5, 0, 1, 2  # the ring's trace; figures in their order on the page
-# Median milliseconds, from the key to the redrawn ring and to the last of the redrawn figures. 300 are asked, and a
-# quiet machine gives about that (docs/LOG.md); this catches what is much worse on one that others share.
+# Median milliseconds, from the key to the redrawn ring and to the last of the redrawn figures. 300 are asked, two cores
+# gave 387 and 404 (docs/LOG.md); this catches what is much worse on a machine that others share.
 SOON = 900
 TIMED = """async ([slider, key]) => {
   const plots = document.querySelectorAll('.js-plotly-plot');
