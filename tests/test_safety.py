@@ -5,7 +5,6 @@ import json
 import os
 import re
 import shlex
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -14,9 +13,9 @@ import pytest
 import torch
 from conftest import build
 from hostile import check_sentence, outcome
+from test_cli import run
 
 import treespec as package
-from treespec import cli
 from treespec.cost import CostCurve
 from treespec.draw import generation_html, tree_html
 from treespec.errors import InputError
@@ -366,17 +365,7 @@ def test_a_trace_is_data(trace, tmp_path):
 
 @pytest.fixture
 def treespec(capsys, monkeypatch):
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["treespec", *map(str, arguments)])
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as stop:
-            code = stop.code or 0
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return run
+    return lambda *arguments: run(capsys, monkeypatch, *map(str, arguments))
 
 
 def test_names_in_a_terminal_are_text(treespec, tmp_path, monkeypatch):

@@ -175,7 +175,7 @@ def _decoding(
         raise InputError(
             f"policy {chosen.spec()!r} needs a draft; give draft= a model or 'ngram', or use policy 'plain'"
         )
-    return Decoding(owner.checked(), request, drafter, chosen, rules, streamer)
+    return Decoding(owner, request, drafter, chosen, rules, streamer)
 
 
 def make_policy(policy: Policy | str | None, draft: Any) -> Policy:

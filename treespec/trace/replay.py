@@ -153,7 +153,7 @@ def replay(
         policy: a policy or its command-line form.
         cost: a cost model, or the name or file of one; needed for seconds, and by policies that adapt to them.
         near: a replay of a similar setting on this trace. It changes no number: the positions that it visited are
-            looked at first, and most others never, which takes about half the time.
+            looked at first, and most others never, which saved a quarter of the time of 3,000 positions.
 
     Returns:
         The steps, exact but for those marked as truncated: there the policy wanted nodes beyond the trace's caps.
