@@ -22,6 +22,7 @@ from treespec.trace import Sampling, Trace, explain, record
 from treespec.widgets import TreeExplorer
 from treespec.widgets import explorer as module
 from treespec.widgets.handover import as_code
+from treespec.widgets.live_figure import bring_plotly
 from treespec.widgets.page import SPEED, TEXT, TIME, TREE
 from treespec.widgets.pricing import HARDWARE, CostControls
 from treespec.widgets.study import Study
@@ -280,12 +281,12 @@ def test_it_can_be_shown_without_a_front_end(explorer):
     assert (
         "TreeExplorer" in repr(explorer) and "application/vnd.jupyter.widget-view+json" in explorer._repr_mimebundle_()
     )
-    figures = [box.figure for box in explorer.figures.values()]
-    json.dumps([[f._widget_data, f._widget_layout] for f in figures], allow_nan=False, default=np.ndarray.tolist)
+    json.dumps([[figure.data, figure.look] for figure in explorer.figures.values()], allow_nan=False)
 
 
 def test_closing_frees_every_widget(trace):
     live = ipywidgets.widgets.widget._instances
+    bring_plotly()  # stays for the next figures
     before = set(live)
     made = TreeExplorer(trace, SPEC, CURVE)
     assert len(set(live) - before) > 50

@@ -28,7 +28,7 @@ from treespec.plots import (
 from treespec.plots.costs import measured_rows, phases
 from treespec.plots.laws import law_figure, trail_figure
 from treespec.plots.rows import plain_ms
-from treespec.plots.style import redraw, safe
+from treespec.plots.style import safe
 from treespec.plots.teaching import bars_figure, lines_figure
 from treespec.plots.trees import KINDS, tree_parts
 from treespec.policies import POLICIES
@@ -215,15 +215,6 @@ def test_cost_curves_tell_measured_points_from_others(tmp_path):
     assert list(figure.data[1].x) == [1, 8] and list(figure.data[1].y) == pytest.approx([10, 20])
     relative = cost_figure([curve], most=32, relative=True)
     assert relative.data[0].y[0] == pytest.approx(1.0) and relative.data[0].y[-1] == pytest.approx(5.0)
-
-
-def test_a_figure_is_redrawn_in_place():
-    small, other = every_reason(), TokenTree.from_lists([1, 2, 3], [-1, 0, 1])
-    figure = tree_figure(small, bonus=99)
-    before = figure.data
-    redraw(figure, tree_parts(other))
-    assert all(a is b for a, b in zip(before, figure.data))
-    assert figure.to_dict() == tree_figure(other).to_dict()
 
 
 def test_a_figure_as_text_has_a_line_per_point():

@@ -13,6 +13,7 @@ from treespec.pairs import Pair, load_pair
 from treespec.policies import parse_policy
 from treespec.trace import Trace
 from treespec.widgets import LiveDecoder
+from treespec.widgets.live_figure import bring_plotly
 from treespec.widgets.stepview import PHASES, StepView, step_html
 
 SECONDS = 120  # the machine may be paused
@@ -71,14 +72,8 @@ def test_choosing_a_step_marks_it_everywhere(live):
     assert live.steps.event is event and f"Step 2, verified: {len(event.path)} of" in live.steps.tree.value
     assert live.bars.figure.data[-1].text[1].startswith("<b>▾")
     assert live.text.value.count("border-top") == len(event.tokens)
-    live.bars.figure.data[0]._dispatch_on_click(points([3]), None)
+    live.bars.clicked = [0, 3, 1]
     assert live.steps.step.value == 4 and "Step 4, verified" in live.steps.tree.value
-
-
-def points(index):
-    from plotly.callbacks import Points
-
-    return Points(point_inds=index, xs=[0], ys=[0], trace_name="", trace_index=0)
 
 
 def test_a_second_run_replaces_the_first(live, toy):
@@ -231,6 +226,7 @@ def test_recording_is_a_trace_of_this_prompt_and_refuses_to_overwrite(live, tmp_
 
 
 def test_closing_frees_everything(toy):
+    bring_plotly()  # stays for the next figures
     before = set(_instances)
     live = LiveDecoder(toy, prompt="the cat", policy=POLICY)
     live.new_tokens.value, live.measured.value = 12, False

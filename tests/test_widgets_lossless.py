@@ -14,6 +14,7 @@ from treespec.plots.laws import ALARM
 from treespec.rejection import Rrs
 from treespec.verify import RULES
 from treespec.widgets import LosslessLab
+from treespec.widgets.live_figure import bring_plotly
 from treespec.widgets.sampling import BIASED, CHOICES, START, BiasedRrs, Tally, Toy, draw, g_test, policy_of, same_law
 
 pytestmark = pytest.mark.thorough
@@ -193,6 +194,7 @@ def test_every_choice_has_its_words(lab):
 
 
 def test_closing_frees_everything():
+    bring_plotly()  # stays for the next figures
     before = set(_instances)
     LosslessLab().close()
     assert set(_instances) == before

@@ -10,6 +10,7 @@ from treespec.errors import InputError
 from treespec.placement.show import SHARES, gigabytes, sizes
 from treespec.plots.placement import memory_figure, strip_figure
 from treespec.widgets import PlacementView
+from treespec.widgets.live_figure import bring_plotly
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +65,7 @@ def test_pointing_a_device_out(view):
     name = view.plan.devices[2].device.name
     view.device.value = name
     assert [bars.opacity for bars in view.strip.figure.data] == [0.2, 0.2, 1.0, 0.2]
-    from plotly.callbacks import Points
-
-    clicked = Points(point_inds=[1], xs=[0], ys=[1], trace_name="", trace_index=0)
-    view.memory.figure.data[0]._dispatch_on_click(clicked, None)
+    view.memory.clicked = [0, 1, 1]
     assert view.device.value == view.plan.devices[1].device.name
     assert [bars.opacity for bars in view.strip.figure.data] == [0.2, 1.0, 0.2, 0.2]
 
@@ -97,6 +95,7 @@ def test_wrong_input_is_refused():
 
 
 def test_closing_frees_everything(article):
+    bring_plotly()  # stays for the next figures
     before = set(_instances)
     PlacementView(article).close()
     assert set(_instances) == before

@@ -91,32 +91,6 @@ def figure(parts: Parts) -> go.Figure:
     return go.Figure(*plain(parts))
 
 
-def redraw(shown: go.Figure, parts: Parts, before: Parts | None = None) -> None:
-    """Put new traces and layout into a figure that holds older ones of the same kind, in place and in one message.
-
-    Args:
-        shown: a figure or a widget.
-        parts: as many traces as it has, in the same order.
-        before: what it holds; only what differs is sent then.
-    """
-    traces, layout = plain(parts)
-    old_traces, old_layout = before or ([{} for _ in traces], {})
-    with shown.batch_update():
-        for trace, old, new in zip(shown.data, old_traces, traces, strict=True):
-            changed = {key: value for key, value in new.items() if key != "type" and not _same(old.get(key), value)}
-            if changed:
-                trace.update(changed, overwrite=False)
-        for key, value in layout.items():
-            if not _same(old_layout.get(key), value):
-                shown.layout[key] = value  # an update would leave the rest of a longer list of shapes behind
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        return bool(np.array_equal(a, b))
-    return bool(a == b)
-
-
 def note(text: str, **more: Any) -> dict[str, Any]:
     """An annotation without an arrow, placed on the paper unless told otherwise; ``text`` is markup."""
     base = {"text": text, "showarrow": False, "font": {"size": 11, "color": INK}}

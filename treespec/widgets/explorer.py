@@ -83,8 +83,8 @@ class TreeExplorer(ExplorerPage):
             (self.copy, self._copy),
         ):
             self.on_click(button, work)
-        for number in range(len(self.figures[TREE].figure.data)):
-            if self.figures[TREE].parts[0][number].get("customdata") is not None:
+        for number, points in enumerate(self.figures[TREE].data):
+            if points.get("customdata") is not None:
                 self.figures[TREE].on_point(number, lambda node: self.attempt(lambda: self._select(int(node))))
         self.figures[TEXT].on_point(0, lambda at: self.attempt(lambda: self._go(int(at))))
         for number in (1, 4):  # the cloud, the named marks

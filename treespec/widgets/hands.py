@@ -1,4 +1,4 @@
-"""What plain widgets lack: keys that work anywhere in a dashboard, the clipboard, figures that know their room."""
+"""What plain widgets lack: keys that work anywhere in a dashboard, the clipboard."""
 
 from __future__ import annotations
 
@@ -14,19 +14,8 @@ function render({ model, el }) {
     const root = el.closest(".treespec-panel") ?? document.body;
     if (!root.hasAttribute("tabindex")) root.tabIndex = -1;  // a click anywhere in it brings the keys here
     root.addEventListener("keydown", pressed, { capture: true });
-    // plotly's figures are drawn before they have a place, and ask for their room on a window's resize only
-    let wide = 0;
-    const fit = new ResizeObserver(() => {
-      if (root.clientWidth === wide) return;
-      wide = root.clientWidth;
-      window.dispatchEvent(new Event("resize"));
-    });
-    fit.observe(root);
-    const late = [300, 1500].map((ms) => setTimeout(() => window.dispatchEvent(new Event("resize")), ms));
     cleanup = () => {
       root.removeEventListener("keydown", pressed, { capture: true });
-      fit.disconnect();
-      late.forEach(clearTimeout);
     };
   }, 0);
   let cleanup = () => clearTimeout(frame);

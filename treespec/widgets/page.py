@@ -199,6 +199,6 @@ class ExplorerPage(Panel):
         rows = [*([self.row] if self.row else []), *self.study.named]
         parts = [f"<h4>The article's table, and YOU</h4>{table_html(rows)}"]
         for shown_figure in self.figures.values():
-            title = shown_figure.figure.layout.title.text
+            title = shown_figure.look["title"]["text"]
             parts.append(f"<details><summary>{title}</summary>{figure_html(shown_figure.figure)}</details>")
         self.listed.value = "".join(parts)
