@@ -75,3 +75,21 @@ def test_a_tau_slider_is_logarithmic_and_its_numbers_can_be_typed():
     assert 0.08 in stops and stops == sorted(stops) and all(float(f"{s:.3g}") == s for s in stops)
     ratios = [b / a for a, b in itertools.pairwise(stops)]
     assert max(ratios) < 1.12 and stops[0] == 0.005
+
+
+def test_what_is_no_slider_waits_behind_more_unless_it_was_changed():
+    def hidden(controls):
+        return [name for name, widget in controls.parameters.items() if widget.layout.display == "none"]
+
+    controls = PolicyControls("dynamic")
+    assert hidden(controls) == ["mid_widths", "scope"] and controls.more.layout.display == ""
+    controls.more.value = True
+    assert hidden(controls) == [] and controls.more.description.startswith("less")
+    controls.show("dynamic:budget=9")
+    assert hidden(controls) == ["mid_widths", "scope"]
+    controls.show("dynamic:scope=level")  # what is not at its default is never out of sight
+    assert hidden(controls) == []
+    controls.show("uniform")
+    assert controls.more.layout.display == "none" and hidden(controls) == []
+    controls.show("sequoia")
+    assert "acceptance" in controls.parameters and controls.more.layout.display == ""

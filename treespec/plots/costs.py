@@ -18,6 +18,7 @@ from treespec.plots.style import INK, Parts, axis, figure, hatched, look, safe
 WHERE = "Where does a step's time go?"
 CHECK = "What does it cost to check n nodes at once?"
 PHASES = {"draft": (SKY, ""), "prune": (PURPLE, "x"), "verify": (BLUE, "/"), "overhead": (GREY, ".")}
+LEGEND = 390  # pixels of its names on one line
 LINES = ("solid", "dash", "dot", "dashdot", "longdash")
 COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE)
 
@@ -72,7 +73,7 @@ def time_parts(rows: Sequence[Row], *, title: str = WHERE, width: int = 620, hei
     layout = look(
         title,
         height,
-        margin={"l": left, "t": 62},
+        margin={"l": left, "t": 62 if width - left > LEGEND else 84},
         barmode="stack",
         showlegend=True,
         legend={"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal", "itemclick": False},

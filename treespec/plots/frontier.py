@@ -15,6 +15,7 @@ from treespec.plots.style import INK, Parts, axis, figure, look, note, safe
 from treespec.tune import pareto
 
 BIGGER = "Is a bigger tree worth its check?"
+CROWDED = 60.0  # square pixels of a name under others from which it is left out
 SPEEDUPS = (0.125, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0)
 
 
@@ -188,13 +189,13 @@ def _trail(trail: Sequence[tuple[float, float]]) -> dict[str, Any]:
 
 
 def _marked(rows: Sequence[Row], you: Row | None, span: _Span) -> dict[str, Any]:
-    """Named strategies, their names where they do not run into one another."""
+    """Named strategies, their names where they do not run into one another; the tuner's only where there is room."""
     looks = [strategy_mark(str(row["policy"])) for row in rows]
     boxes = [(x - 7, y - 7, x + 7, y + 7) for x, y in map(span.pixels, rows)]
     if you:
         x, y = span.pixels(you)
         boxes.append((x - 14, y - 28, x + 14, y + 12))
-    where = []
+    where, texts = [], []
     for row in rows:
         (x, y), wide = span.pixels(row), 6.4 * len(named(row)) + 6
         sides = {
@@ -206,10 +207,12 @@ def _marked(rows: Sequence[Row], you: Row | None, span: _Span) -> dict[str, Any]
         own = (x - 7, y - 7, x + 7, y + 7)
         crowd = {side: _overlap(box, [b for b in boxes if b != own], span) for side, box in sides.items()}
         side = min(crowd, key=lambda side: crowd[side])
-        boxes.append(sides[side])
         where.append(side)
+        spare = crowd[side] > CROWDED and str(row["strategy"]).startswith("best ")  # the tuner's, on hover then
+        texts.append("" if spare else safe(named(row)))
+        if not spare:
+            boxes.append(sides[side])
     marker = {"size": 12, **_marks(looks), "line": {"color": DARK, "width": 1}}
-    texts = [safe(named(row)) for row in rows]
     return _points(
         rows, mode="markers+text", marker=marker, text=texts, textposition=where, textfont={"size": 11, "color": INK}
     )

@@ -26,7 +26,7 @@ from treespec.marks import (
     level_entropy,
     node_mark,
 )
-from treespec.plots.placing import FOOT, GUTTER, Place, labels_of
+from treespec.plots.placing import FOOT, GUTTER, LETTER, Place, labels_of
 from treespec.plots.style import INK, RULE, TITLE, Parts, figure, look, note, safe
 from treespec.tree import Reason, TokenTree
 
@@ -90,7 +90,7 @@ def tree_parts(
         title,
         height,
         margin={"l": 8, "r": 8, "t": TITLE, "b": FOOT},
-        annotations=[_legend(tree, bonus)],
+        annotations=[_legend(tree, bonus, at.across)],
         xaxis={"visible": False, "domain": [share, 1], "range": [-0.7, at.columns - 0.3], "fixedrange": False},
         xaxis2={"visible": False, "domain": [0, share], "range": [0, at.bits_range(tree)], "fixedrange": True},
         yaxis={"visible": False, "range": [deepest + 0.7, -0.45]},
@@ -281,13 +281,14 @@ def _ring(at: Place, selected: int | None) -> dict[str, Any]:
     }
 
 
-def _legend(tree: TokenTree, bonus: int | None) -> dict[str, Any]:
+def _legend(tree: TokenTree, bonus: int | None, across: float) -> dict[str, Any]:
     """What occurs in this tree, with its number, in lines that fit."""
     counts = {kind: sum(node_mark(tree, i) is kind for i in range(1, len(tree))) for kind in KINDS[1:]}
     items = [(kind, f"{kind.words} {n}") for kind, n in counts.items() if n]
     if bonus is not None:
         items.insert(1, (BONUS, "bonus"))
     said = [f'<span style="color:{kind.ink}">{kind.sign}</span> {words}' for kind, words in items]
-    half = len(said) if len(said) < 5 else (len(said) + 1) // 2
+    letters = sum(len(words) + 5 for _, words in items)
+    half = len(said) if letters * LETTER < across else (len(said) + 1) // 2
     lines = ["   ".join(line) for line in (said[:half], said[half:]) if line]
     return note("<br>".join(lines), x=0, y=0, xanchor="left", yanchor="bottom", yshift=-FOOT + 2, align="left")

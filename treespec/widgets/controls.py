@@ -18,10 +18,12 @@ POINTS = 61  # stops of a logarithmic slider
 BANDS = ("low", "high")  # two ends of one range, where a policy has both
 LABEL = {"description_width": "84px"}
 WIDE = "330px"
+HIDDEN = (w.Dropdown, w.Text)  # what is no slider
+MORE, LESS = "more ▾", "less ▴"
 
 
 class PolicyControls(w.VBox):
-    """A choice of policy and one control for each of its parameters.
+    """A choice of policy and one control for each of its parameters: sliders in view, the rest behind "more".
 
     Args:
         policy: what to show first, a policy or its command-line form.
@@ -38,10 +40,15 @@ class PolicyControls(w.VBox):
         super().__init__()
         self.choice = w.Dropdown(options=list(names), description="policy", style=LABEL, layout={"width": WIDE})
         self.parameters: dict[str, w.DOMWidget] = {}
-        self._box = w.Box(layout={"flex_flow": "row wrap", "width": "100%"})
+        self._rest: list[w.DOMWidget] = []
+        self.more = w.ToggleButton(
+            description=MORE, tooltip="the parameters that are no numbers", layout={"width": "84px"}
+        )
+        self._box = w.Box(layout={"flex_flow": "row wrap", "width": "100%", "align_items": "center"})
         self._muted = False
         self.choice.observe(self._chosen, "value")
-        self.children = (self.choice, self._box)
+        self.more.observe(self._fold, "value")
+        self.children = (self._box,)
         self.show(policy)
 
     @property
@@ -83,9 +90,28 @@ class PolicyControls(w.VBox):
                 self.parameters["/".join(BANDS)] = _bands(policy, values)
         for widget in self.parameters.values():
             widget.observe(self._tell, "value")
-        self._box.children = tuple(self.parameters.values())
+        self._place({f.name: f.default for f in dataclasses.fields(policy)})
         for widget in old.values():
             free(widget)
+
+    def _place(self, defaults: dict[str, Any]) -> None:
+        """Sliders first; the others behind the button, which stands open where one of them is not at its default."""
+        sliders = [widget for widget in self.parameters.values() if not isinstance(widget, HIDDEN)]
+        self._rest = [widget for widget in self.parameters.values() if isinstance(widget, HIDDEN)]
+        self.more.layout.display = "" if sliders and self._rest else "none"
+        changed = any(
+            shown(widget.value) != shown(defaults[name])
+            for name, widget in self.parameters.items()
+            if isinstance(widget, HIDDEN)
+        )
+        self.more.value = changed or not sliders
+        self._fold()
+        self._box.children = (self.choice, *sliders, self.more, *self._rest)
+
+    def _fold(self, change: Any = None) -> None:
+        self.more.description = LESS if self.more.value else MORE
+        for widget in self._rest:
+            widget.layout.display = "" if self.more.value else "none"
 
     def _tell(self, change: Any = None) -> None:
         if self._muted:

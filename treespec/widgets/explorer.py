@@ -74,6 +74,8 @@ class TreeExplorer(ExplorerPage):
         self.on(self.hands, self._copied, names="outcome")
         self.on(self.tables, self._list)
         self.on(self.export, self._export)
+        for figure in self.figures.values():
+            self.on(figure, self._refit, names="wide", delay=DRAG)
         for button, work in (
             (self.back, lambda: self._step(-1)),
             (self.ahead, lambda: self._step(1)),

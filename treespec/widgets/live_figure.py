@@ -46,7 +46,11 @@ async function render({ model, el }) {
   const ask = () => asked();
   const fit = new ResizeObserver(([entry]) => {
     const room = Math.floor(entry.contentRect.width);
-    if (room && room !== wide) { wide = room; ask(); }
+    if (!room || room === wide) return;
+    wide = room;
+    ask();
+    model.set("wide", wide);
+    model.save_changes();
   });
   fit.observe(el);
   model.on("change:data change:look", ask);
@@ -107,6 +111,7 @@ class LiveFigure(anywidget.AnyWidget):
     Attributes:
         data: the traces, as plotly.js takes them.
         look: the layout.
+        wide: pixels that it has on the page, once it is there.
         clicked: numbers of the trace and of the point that was clicked last, and how many clicks there were.
     """
 
@@ -114,6 +119,7 @@ class LiveFigure(anywidget.AnyWidget):
     data = traitlets.List().tag(sync=True)
     look = traitlets.Dict().tag(sync=True)
     clicked = traitlets.List([-1, -1, 0]).tag(sync=True)
+    wide = traitlets.Int(620).tag(sync=True)
 
     def __init__(self, parts: Parts, least: int = 480) -> None:
         bring_plotly()

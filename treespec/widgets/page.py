@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from html import escape
+from typing import Any
 
 import ipywidgets as w
 
@@ -24,6 +25,7 @@ TRAIL = 10  # places of the ring that stay visible
 LOOKED_AT = 24  # positions, for the one to begin with
 TREE, SPEED, TEXT, TIME = "tree", "speed", "text", "time"
 TALL = {TREE: 430, SPEED: 430, TEXT: 320, TIME: 320}
+LEAST = 390  # pixels of a figure: two fit beside each other in a notebook beside the file browser
 
 
 class ExplorerPage(Panel):
@@ -88,10 +90,12 @@ class ExplorerPage(Panel):
         self.position.value = self._telling()
         tree = study.explain(self._shown, self._row)
         self.figures = {
-            TREE: LiveFigure(tree_parts(tree.tree, bonus=tree.bonus, height=TALL[TREE])),
-            SPEED: LiveFigure(frontier_parts(rows, height=TALL[SPEED])),
-            TEXT: LiveFigure(entropy_parts(study.trace, self.prompt.value, texts=self._texts(), height=TALL[TEXT])),
-            TIME: LiveFigure(time_parts(rows, height=TALL[TIME])),
+            TREE: LiveFigure(tree_parts(tree.tree, bonus=tree.bonus, height=TALL[TREE]), LEAST),
+            SPEED: LiveFigure(frontier_parts(rows, height=TALL[SPEED]), LEAST),
+            TEXT: LiveFigure(
+                entropy_parts(study.trace, self.prompt.value, texts=self._texts(), height=TALL[TEXT]), LEAST
+            ),
+            TIME: LiveFigure(time_parts(rows, height=TALL[TIME]), LEAST),
         }
 
     def _telling(self) -> int:
@@ -140,21 +144,31 @@ class ExplorerPage(Panel):
         if self.row is None:
             return
         named = self.study.named
-        parts = frontier_parts([*named, *self.study.cloud], you=self.row, trail=self.trail, height=TALL[SPEED])
-        self.figures[SPEED].show(parts)
+        rows = [*named, *self.study.cloud]
+        self.figures[SPEED].show(frontier_parts(rows, you=self.row, trail=self.trail, **self._room(SPEED)))
         rows = [self.row, *(r for r in named if r["strategy"] in ("plain", "D entropy + threshold"))]
         best = self.study.best()
         if len(self.study.settings) > 1 and best["policy"] not in {r["policy"] for r in rows[1:]}:
             rows.append({**best, "strategy": f"best: {best['policy'].partition(':')[0]}"})
-        self.figures[TIME].show(time_parts(rows, height=TALL[TIME]))
+        self.figures[TIME].show(time_parts(rows, **self._room(TIME)))
         words = escape(self.study.verdict(self.row))
         style, where = "font-size:14px;line-height:1.5", escape(self.study.provenance())
         self.status.value = f'<div style="{style}" title="{where}"><b>{words}</b></div>'
         self._list()
 
+    def _room(self, name: str) -> dict[str, Any]:
+        """Pixels that a figure has."""
+        return {"width": self.figures[name].wide, "height": TALL[name]}
+
+    def _refit(self) -> None:
+        """Labels are placed for a width; the page has told another one."""
+        self._draw_tree()
+        self._draw_text()
+        self._draw_speed()
+
     def _draw_tree(self) -> None:
         found = self.study.explain(self._shown, self._row)
-        parts = tree_parts(found.tree, bonus=found.bonus, selected=self.selected, height=TALL[TREE])
+        parts = tree_parts(found.tree, bonus=found.bonus, selected=self.selected, **self._room(TREE))
         self.figures[TREE].show(parts)
         self._found = found
         self._tell()
@@ -181,7 +195,7 @@ class ExplorerPage(Panel):
                 replay=replay,
                 bands=bands,
                 position=self.position.value,
-                height=TALL[TEXT],
+                **self._room(TEXT),
             )
         )
 
