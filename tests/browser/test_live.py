@@ -44,6 +44,12 @@ from treespec.widgets import LosslessLab
 lab = LosslessLab()
 lab
 """
+PLAN = """
+import treespec
+from treespec.widgets import PlacementView
+view = PlacementView(treespec.plan("llama-3.1-70b", "llama-3.2-3b", "4x80GB"))
+view
+"""
 TURN = itertools.count()
 
 
@@ -178,6 +184,28 @@ def test_sound_rules_meet_the_law_and_the_biased_one_is_found_out(notebook):
     page.get_by_text("the rule is biased").wait_for(timeout=WAIT)
     photograph(page, "lossless-biased-light.png")
     photograph(page, "lossless-narrow.png", NARROW)
+
+
+def test_a_device_is_pointed_out_by_a_click_or_by_name(notebook):
+    page = notebook("plan.ipynb", PLAN)
+    layers = "i => Array.from(document.querySelectorAll('.js-plotly-plot')[1].data, bars => bars.opacity ?? 1)[i]"
+    page.locator(".js-plotly-plot").nth(1).locator(".bars .point").first.wait_for(state="attached", timeout=PATIENCE)
+    assert [page.evaluate(layers, i) for i in range(4)] == [1, 1, 1, 1]
+    page.wait_for_timeout(1000)  # it fits itself to the page
+    box = page.locator(".js-plotly-plot").first.locator(".trace.bars").first.locator(".point").nth(2).bounding_box()
+    page.mouse.move(box["x"] + 30, box["y"] + box["height"] / 2)
+    page.locator(".hoverlayer .hovertext").first.wait_for(state="attached", timeout=PATIENCE)
+    page.mouse.down()
+    page.mouse.up()
+    page.wait_for_function(f"() => ({layers})(0) < 1", timeout=PATIENCE)
+    assert [page.evaluate(layers, i) < 1 for i in range(4)] == [True, True, False, True]
+    chosen = page.locator(".jp-OutputArea-output select")
+    assert chosen.evaluate("box => box.selectedOptions[0].text") == ask(page, "view.plan.devices[2].device.name")
+    chosen.focus()
+    page.keyboard.press("ArrowDown")
+    page.wait_for_function(f"() => ({layers})(3) === 1", timeout=PATIENCE)
+    assert ask(page, "view.device.value == view.plan.devices[3].device.name") == "True"
+    photograph(page, "plan-light.png")
 
 
 def test_in_the_dark(notebook):

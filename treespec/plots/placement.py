@@ -128,21 +128,23 @@ def strip_parts(plan: PlacementPlan, chosen: str = "") -> Parts:
                 "hoverinfo": "text",
             }
         )
-    ticks = {0: short_name(names[0]), len(names) - 1: short_name(names[-1])} | {draft: "draft"} if names else {}
+    ticks = {0: short_name(names[0]).partition("_")[0], draft: "draft"} if names else {}
     every = max(1, plan.target.layers // 8)
     for i, name in enumerate(names):
         last = name.rpartition(".")[2]
-        if last.isdigit() and int(last) % every == 0:
+        if last.isdigit() and int(last) and int(last) % every == 0 and draft - i > every / 2:  # each has room
             ticks[i] = last
     layout = look(
         STRIP,
         STRIP_HEIGHT,
-        margin={"t": 66, "b": 44, "l": 24},
+        margin={"t": 66, "b": 44, "l": 28},
         barmode="stack",
         bargap=0.12,
         showlegend=True,
-        legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "itemclick": False},
-        xaxis=axis("layer", tickvals=list(ticks), ticktext=[safe(t) for t in ticks.values()], showgrid=False),
+        legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom", "traceorder": "normal", "itemclick": False},
+        xaxis=axis(
+            "layer", tickvals=list(ticks), ticktext=[safe(t) for t in ticks.values()], showgrid=False, tickangle=0
+        ),
         yaxis={"visible": False, "range": [0, 1]},
     )
     return bars, layout

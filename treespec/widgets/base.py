@@ -17,6 +17,7 @@ import ipywidgets
 from IPython import get_ipython
 
 from treespec.errors import TreespecError
+from treespec.widgets.hands import Hands
 from treespec.widgets.still import still_html
 
 DELAY = 0.2  # seconds without another change before a debounced callback runs
@@ -74,6 +75,7 @@ class Panel(ipywidgets.VBox):
 
     Attributes:
         lock: held by callbacks, and by a job while it changes widgets.
+        hands: its keys and the clipboard.
         error: the exception on show, or None.
         closed: whether :meth:`close` was called.
     """
@@ -85,6 +87,8 @@ class Panel(ipywidgets.VBox):
         self.lock = threading.RLock()
         self.error: BaseException | None = None
         self.closed = False
+        self.add_class("treespec-panel")
+        self.hands = Hands()
         self.notice = ipywidgets.HTML()
         self.notice.layout.display = "none"
         self._depth = 0
@@ -95,7 +99,7 @@ class Panel(ipywidgets.VBox):
 
     def lay_out(self, *parts: ipywidgets.Widget) -> None:
         """Set the parts, top to bottom; the notice for errors comes last unless it is among them."""
-        self.children = parts if self.notice in parts else (*parts, self.notice)
+        self.children = (*parts, *(() if self.notice in parts else (self.notice,)), self.hands)
 
     # --- callbacks ----------------------------------------------------------------------------------------------------
 

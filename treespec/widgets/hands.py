@@ -1,4 +1,4 @@
-"""What plain widgets lack: keys that work anywhere in a dashboard, the clipboard."""
+"""What plain widgets lack: keys that work anywhere in a dashboard and stay there, the clipboard."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ function render({ model, el }) {
     const root = el.closest(".treespec-panel") ?? document.body;
     if (!root.hasAttribute("tabindex")) root.tabIndex = -1;  // a click anywhere in it brings the keys here
     root.addEventListener("keydown", pressed, { capture: true });
+    root.addEventListener("keydown", keep);
     cleanup = () => {
       root.removeEventListener("keydown", pressed, { capture: true });
+      root.removeEventListener("keydown", keep);
     };
   }, 0);
   let cleanup = () => clearTimeout(frame);
+  const chord = (event) => event.ctrlKey || event.metaKey || event.altKey;
+  // a notebook takes arrows and letters for its own commands: on a list of choices Down went to the next cell
+  function keep(event) { if (!chord(event) && event.key !== "Escape") event.stopPropagation(); }
   function pressed(event) {
     const typing = ["INPUT", "TEXTAREA"].includes(event.target.tagName) && event.target.type !== "checkbox";
-    if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (typing || chord(event)) return;
     if (!model.get("listen").includes(event.key)) return;
     event.preventDefault();
     event.stopPropagation();
@@ -58,6 +63,8 @@ STYLE = """
 
 class Hands(anywidget.AnyWidget):
     """Keys, clipboard and style of the panel (CSS class ``treespec-panel``) that it is shown in.
+
+    Keys pressed in the panel do not reach the notebook's shortcuts, but for Escape and those with Ctrl, Alt or Cmd.
 
     Attributes:
         listen: keys to listen to, as ``KeyboardEvent.key`` names them; not while somebody types into a text field.

@@ -16,7 +16,6 @@ from treespec.plots.trees import tree_parts
 from treespec.policies import DynamicTreePruner, Policy
 from treespec.widgets.base import Panel
 from treespec.widgets.controls import PolicyControls
-from treespec.widgets.hands import Hands
 from treespec.widgets.live_figure import LiveFigure
 from treespec.widgets.pricing import CostControls
 from treespec.widgets.study import Row, Study
@@ -39,7 +38,6 @@ class ExplorerPage(Panel):
 
     def __init__(self, study: Study, controls: PolicyControls, pricing: CostControls) -> None:
         super().__init__()
-        self.add_class("treespec-panel")
         self.study, self.controls, self.pricing = study, controls, pricing
         self.trail: list[tuple[float, float]] = []
         self.row: Row | None = None
@@ -65,7 +63,7 @@ class ExplorerPage(Panel):
         self.ahead = w.Button(description="►", tooltip="position ahead, key ]", layout=small)
         self.play = w.Play(max=last, interval=900, layout=w.Layout(width="90px"), show_repeat=False)
         self._link = w.jslink((self.play, "value"), (self.position, "value"))
-        self.hands = Hands(listen=["[", "]"])
+        self.hands.listen = ["[", "]"]
 
     def _build_buttons(self) -> None:
         def button(words: str, tip: str) -> w.Button:
@@ -115,7 +113,7 @@ class ExplorerPage(Panel):
         )
         self.lay_out(
             *(top, self.controls, self.notice, self.status, buttons, self.said, figures),
-            *(self.detail, self.exported, self.listed, self.hands),
+            *(self.detail, self.exported, self.listed),
         )
 
     def close(self) -> None:
