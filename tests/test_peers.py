@@ -18,7 +18,7 @@ from test_api import characters
 from treespec.errors import InputError, PeerError
 from treespec.files import write_json
 from treespec.head import FeatureHead, HeadConfig
-from treespec.launch import end_with_the_others, lost
+from treespec.launch import end_with_the_others, first, lost, rank, world
 from treespec.pairs import load_pair
 from treespec.peers import Follower, _packed, _unpacked
 from treespec.placement.load import load_weights
@@ -168,6 +168,21 @@ def test_so_does_the_first_one_killed_without_a_launcher(folder):
     code, said = survivor(0, folder)
     assert code == 1 and "process 1 of 2 stops: another process of the launch has ended" in said, said[-3000:]
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize("name, value, least", [("WORLD_SIZE", "abc", 1), ("WORLD_SIZE", "0", 1), ("RANK", "-1", 0)])
+def test_a_launchers_variable_that_is_no_number_is_said(monkeypatch, name, value, least):
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=f"{name} is '{value}'; torchrun sets it to a whole number from {least}"):
+        world() if name == "WORLD_SIZE" else rank()
+    assert first()
+
+
+def test_followers_leave_the_word_to_the_first(monkeypatch):
+    monkeypatch.setenv("RANK", "2")
+    assert rank() == 2 and not first()
+    monkeypatch.setenv("RANK", "")
+    assert rank() == 0 and first()
 
 
 def test_one_process_cannot_divide_a_model(folder):

@@ -27,6 +27,7 @@ def test_question_id_is_an_id(tmp_path):
 
 @pytest.mark.parametrize("text, words", [
     ("", "empty"), ("\n \n", "empty"), ("{", "line 1: not JSON"), ('{"id":1,"turns":["a"]}\nnope', "line 2: not JSON"),
+    ('{"id":1,"turns":["a"]}\n\n{"id":"1","turns":["b"]}', "line 3: the id 1 is that of line 1 too; give every"),
     ("[]", "line 1: no turns"), ('{"id": 1}', "no turns"), ('{"id": 1, "turns": []}', "no turns"),
     ('{"id": 1, "turns": [3]}', "non-empty text"), ('{"id": 1, "turns": ["  "]}', "non-empty text"),
     ('{"turns": ["a"]}', "no id"), ("[" * 100_000, "line 1"),

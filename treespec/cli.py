@@ -38,7 +38,7 @@ from treespec.commands.tracing import merge, record, replay
 from treespec.commands.tuning import export, tune
 from treespec.console import plain_console
 from treespec.errors import DownloadError, OutOfMemoryError, PeerError, TreespecError, one_line
-from treespec.launch import leave, lost, peer_error, rank
+from treespec.launch import first, leave, lost, peer_error, rank
 
 app = typer.Typer(
     add_completion=False,
@@ -271,7 +271,7 @@ def main() -> None:
     except (DownloadError, OutOfMemoryError, PeerError) as error:
         _fail(error, 1)
     except TreespecError as error:
-        if rank() > 0:  # every process of a launch gets the same input; the first one says what is wrong with it
+        if not first():
             sys.exit(2)
         _fail(error, 2)
     except RuntimeError as error:

@@ -12,20 +12,41 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from treespec.errors import PeerError
+from treespec.errors import InputError, PeerError, one_line
 
 # what gloo and NCCL say when the other side has gone
 LOST = ("closed by peer", "reset by peer", "NCCL", "ProcessGroup", "Broken pipe", "timed out", "Timed out", "gloo")
 
 
 def world() -> int:
-    """Processes of this launch; 1 where nobody launched several."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """Processes of this launch; 1 where nobody launched several.
+
+    Raises:
+        InputError: if ``WORLD_SIZE`` is no whole number from 1.
+    """
+    return _number("WORLD_SIZE", 1)
 
 
 def rank() -> int:
-    """The number of this process; the first is 0."""
-    return int(os.environ.get("RANK", "0"))
+    """The number of this process; the first is 0.
+
+    Raises:
+        InputError: if ``RANK`` is no whole number.
+    """
+    return _number("RANK", 0)
+
+
+def _number(name: str, least: int) -> int:
+    """A launcher's variable; ``least`` where it is not set."""
+    said = os.environ.get(name) or str(least)
+    if not (said.isascii() and said.isdigit() and int(said) >= least):
+        raise InputError(f"{name} is {one_line(repr(said))}; torchrun sets it to a whole number from {least}; unset it")
+    return int(said)
+
+
+def first() -> bool:
+    """Whether this process says what is wrong: all of a launch get the same input."""
+    return os.environ.get("RANK", "0") in ("", "0") or not os.environ["RANK"].isdigit()
 
 
 def is_divided(model: Any) -> bool:

@@ -42,13 +42,22 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     """All prompts of a file.
 
     Raises:
-        InputError: if the file is missing, empty or malformed, with the line number.
+        InputError: if the file is missing, empty or malformed, or an id comes twice, with the line number.
     """
     try:
         lines = read_text(path).split("\n")  # not splitlines: a text may hold U+2028
     except InputError as error:
         raise InputError(f"prompt file: {error}") from None
-    prompts = [_parse(line, f"{path}, line {n}") for n, line in enumerate(lines, 1) if line.strip()]
+    prompts: list[Prompt] = []
+    seen: dict[str, int] = {}
+    for n, line in enumerate(lines, 1):
+        if line.strip():
+            prompts.append(_parse(line, f"{path}, line {n}"))
+            if seen.setdefault(prompts[-1].id, n) != n:  # recordings and results are told apart by it
+                raise InputError(
+                    f"{path}, line {n}: the id {prompts[-1].id} is that of line {seen[prompts[-1].id]} too; "
+                    "give every prompt an id of its own"
+                )
     if not prompts:
         raise InputError(f"prompt file {path} is empty; expected one JSON object per line")
     return prompts
