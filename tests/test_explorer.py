@@ -210,6 +210,24 @@ def test_the_survey_names_the_article_and_the_best_of_every_policy(trace, monkey
     assert dynamic["speedup"] == pytest.approx(expected(trace, "dynamic")["speedup"])
 
 
+def test_the_survey_waits_while_somebody_moves_a_slider(explorer, monkeypatch):
+    asked = []
+
+    def survey(progress):
+        for i in range(3):
+            progress(i, 3, "")
+            asked.append(i)
+
+    monkeypatch.setattr(explorer.study, "survey", survey)
+    monkeypatch.setattr(module, "REST", 2 * PATIENCE)
+    explorer._comparing = True
+    explorer.controls.parameters["budget"].value = 7
+    explorer._survey()
+    assert not explorer.wait("survey", 0.3) and asked == []
+    monkeypatch.setattr(module, "REST", 0.0)
+    assert explorer.wait("survey", 2 * PATIENCE) and asked == [0, 1, 2]
+
+
 def test_recommend_searches_and_takes_the_best(trace, explorer, monkeypatch):
     monkeypatch.setattr(module, "SETTINGS", 8)
     explorer.recommend.click()

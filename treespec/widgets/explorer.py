@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from treespec.widgets.study import Row, Study
 
 DRAG = 0.02  # seconds after a slider's last move; a redraw takes longer, so the moves meanwhile count as one
 SETTINGS = 400  # of the recommendation
+REST = 0.6  # seconds without a change from which the settings to compare with are replayed again
 
 
 class _Stopped(Exception):
@@ -59,7 +61,7 @@ class TreeExplorer(ExplorerPage):
         if tokenizer is None:
             tokenizer = known_tokenizer(str(trace.about.get("target", "")))
         super().__init__(Study(trace, pricing.cost, tokenizer), PolicyControls(policy), pricing)
-        self._comparing = compare
+        self._comparing, self._moved = compare, 0.0
         self._bind()
         self.attempt(self._respec)
         self._survey()
@@ -97,6 +99,7 @@ class TreeExplorer(ExplorerPage):
     def _respec(self) -> None:
         """Another setting: the tree at once, the rest when its replay is there."""
         policy = self.controls.policy
+        self._moved = monotonic()
         self._shown, self.selected = policy, None
         if self.export.value:
             self._export()
@@ -159,6 +162,8 @@ class TreeExplorer(ExplorerPage):
         seen: list[int] = []
 
         def progress(done: int, total: int, what: str) -> None:
+            while not job.stopping and monotonic() - self._moved < REST:  # whoever moves a slider comes first
+                sleep(0.05)
             if job.stopping:
                 raise _Stopped
             known = len(self.study.named) + len(self.study.cloud)
