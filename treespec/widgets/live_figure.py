@@ -106,7 +106,7 @@ class LiveFigure(anywidget.AnyWidget):
 
     Args:
         parts: traces and layout, as the ``X_parts`` functions of :mod:`treespec.plots` make them.
-        least: pixels of width below which it takes a line of its own.
+        least: pixels of width below which it takes a line of its own; two fit on a line at most.
 
     Attributes:
         data: the traces, as plotly.js takes them.
@@ -129,7 +129,7 @@ class LiveFigure(anywidget.AnyWidget):
             data=data,
             look=look,
             layout=w.Layout(
-                display="block", flex=f"1 1 {least}px", min_width="300px", max_width="100%", overflow="hidden"
+                display="block", flex=f"1 1 max({least}px, 40%)", min_width="300px", max_width="100%", overflow="hidden"
             ),  # a block, so that the figure takes all of its width
         )
         self.observe(self._answer, "clicked")

@@ -205,5 +205,6 @@ class Study:
             return ""
         step = int(np.searchsorted(found.rows, row, side="right")) - 1
         if found.rows[step] == row:
-            return f"here its step gives {int(found.tokens[step])} tokens"
+            given = int(found.tokens[step])
+            return f"here its step gives {given} {'token' if given == 1 else 'tokens'}"
         return "its steps pass over this token; the tree is what it would grow here"
