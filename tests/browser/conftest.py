@@ -61,7 +61,7 @@ class Lab:
         return self.url(name)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def chromium():
     """Debian's own chromium; playwright's download is not needed."""
     path = shutil.which("chromium")
@@ -70,8 +70,8 @@ def chromium():
     return path
 
 
-@pytest.fixture(scope="module")
-def lab(chromium, tmp_path_factory):
+@pytest.fixture(scope="session")
+def server(chromium, tmp_path_factory):
     """JupyterLab on a copy of the notebooks and with settings of its own, so the repo stays clean."""
     home = tmp_path_factory.mktemp("lab")
     shutil.copytree(REPO / "notebooks", home / "root" / "notebooks", ignore=shutil.ignore_patterns(".*"))
@@ -96,17 +96,37 @@ def lab(chromium, tmp_path_factory):
     environment = {**os.environ, **ENVIRONMENT, **{name: str(home / part) for name, part in own.items()}}
     PICTURES.mkdir(exist_ok=True)
     with log.open("w") as out:
-        server = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
         try:
-            wait_until_up(f"http://127.0.0.1:{port}/api", server, log)
+            wait_until_up(f"http://127.0.0.1:{port}/api", process, log)
             yield Lab(port, home / "root")
         finally:
-            server.terminate()  # the server ends its kernels itself
+            process.terminate()  # the server ends its kernels itself
             try:
-                server.wait(30)
+                process.wait(30)
             except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
+                process.kill()
+                process.wait()
+
+
+@pytest.fixture
+def lab(server):
+    """The server, as it is at first: no kernel of another test, which would keep its memory, and in the light theme."""
+    yield server
+    for kernel in ask_server(server, "api/kernels"):
+        ask_server(server, f"api/kernels/{kernel['id']}", "DELETE")
+    theme = "lab/api/settings/@jupyterlab/apputils-extension:themes"
+    ask_server(server, theme, "PUT", json.dumps({"raw": "{}"}))
+
+
+def ask_server(server, path, method="GET", body=None):
+    """Ask JupyterLab's own API; what it answers, if it does."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{server.port}/{path}", body and body.encode(), method=method,
+        headers={"Authorization": f"token {TOKEN}"},
+    )  # fmt: skip
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return json.loads(answer.read() or "null")
 
 
 @pytest.fixture
@@ -127,9 +147,9 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def wait_until_up(url, server, log, seconds=90):
+def wait_until_up(url, process, log, seconds=90):
     end = time.monotonic() + seconds
-    while time.monotonic() < end and server.poll() is None:
+    while time.monotonic() < end and process.poll() is None:
         try:
             with urllib.request.urlopen(url, timeout=5):
                 return

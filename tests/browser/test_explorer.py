@@ -40,9 +40,9 @@ LARGE_TREES = [("tau", "ArrowRight")] * 30  # from the smallest
 
 
 @pytest.fixture(scope="module")
-def trace(lab):
+def trace(server):
     """Recorded along the toy's texts, beside the notebooks."""
-    path = lab.notebooks / "toy.parquet"
+    path = server.notebooks / "toy.parquet"
     record(load_pair("toy", "model"), PROMPTS, path, sampling=Sampling(max_new_tokens=20))
     return Trace.load(path)
 

@@ -41,6 +41,7 @@ SCRIPT = """
 const config = { displayModeBar: false, scrollZoom: false };
 async function render({ model, el }) {
   const plot = document.createElement("div");
+  plot.setAttribute("role", "img");
   el.append(plot);
   let wide = 0, frame = 0, gone = false, asked = () => {};
   const ask = () => asked();
@@ -61,6 +62,7 @@ async function render({ model, el }) {
       frame = 0;
       if (gone || !wide) return;  // drawn when there is room
       const look = structuredClone(model.get("look"));  // plotly writes into what it is given
+      plot.setAttribute("aria-label", look.title?.text ?? "figure");
       Plotly.react(plot, model.get("data").map((trace) => ({ ...trace })), { ...look, width: wide }, config);
       if (listening) return;
       listening = true;
