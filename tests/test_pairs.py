@@ -1,5 +1,6 @@
 """Models by name; the toy pair; and the embedded target itself, against model.generate (slow)."""
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -115,7 +116,8 @@ def test_an_installed_package_is_used_without_importing_it(tmp_path, monkeypatch
 
 @pytest.fixture(scope="module")
 def smollm2():
-    torch.set_num_threads(2)
+    # beside another worker two threads spin while they wait for one another: 323 seconds instead of a minute
+    torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
     yield pairs.load_pair(draft="ngram")
     torch.set_num_threads(1)
 
@@ -129,7 +131,7 @@ POLICIES = [
 
 
 @pytest.mark.slow
-def test_sixteen_prompts_of_32_tokens_equal_model_generate(smollm2):
+def test_sixteen_prompts_of_24_tokens_equal_model_generate(smollm2):
     """Every draft with every policy, most with the fast forward. Forty prompts were equal too, when asked for once."""
     chosen = [p for p in read_prompts(mixed_prompts()) if p.category != "long"]
     chosen = [chosen[i * len(chosen) // 16] for i in range(16)]
@@ -144,9 +146,9 @@ def test_sixteen_prompts_of_32_tokens_equal_model_generate(smollm2):
         if i == 4:  # the rest with the fast forward; model.generate stays what it was
             assert speed_up(target, "cpu").startswith("lean forward, ")  # by the C kernel, or over packed products
         ids = torch.tensor([smollm2.prompt_ids(prompt.turns[0])])
-        want = target.generate(ids, do_sample=False, max_new_tokens=32)
+        want = target.generate(ids, do_sample=False, max_new_tokens=24)
         draft, policy = drafts[(i // 4) % 4], POLICIES[i % 4]
-        got = treespec.generate(target, draft, ids, policy=policy, do_sample=False, max_new_tokens=32)
+        got = treespec.generate(target, draft, ids, policy=policy, do_sample=False, max_new_tokens=24)
         assert torch.equal(got.sequences, want), (prompt.id, policy, draft)
         followed += sum(len(e.path) for e in got.steps)
     slow_down(target)
