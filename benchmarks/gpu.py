@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from treespec.compare import median_interval
 from treespec.cost import CostCurve
 from treespec.fast import speed_up
+from treespec.intervals import median_interval
 from treespec.measure import _lines
 from treespec.model import TreeModel
 from treespec.placement.configs import load_config

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from benchmarks.peers import Contestant, reason
-from treespec.compare import ratio_interval
 from treespec.events import Stats
+from treespec.intervals import ratio_interval
 from treespec.prompts import Prompt
 
 SIXTEEN = "bestfirst:budget=16"

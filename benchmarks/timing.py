@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from treespec.compare import median_interval
+from treespec.intervals import median_interval
 
 
 def show(name: str, values: list[float], unit: str = "") -> None:

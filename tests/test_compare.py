@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from treespec import compare as module
-from treespec.compare import compare, ratio_interval
+from treespec.compare import compare
 from treespec.errors import InputError
+from treespec.intervals import ratio_interval
 from treespec.pairs import load_pair
 from treespec.policies import parse_policies
 from treespec.prompts import Prompt

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from treespec.errors import InputError
@@ -203,6 +202,8 @@ def _temperature(seen: Outcomes) -> float:
         logq = tempered(seen.logp.double(), seen.entropy.double(), math.exp(log_t)).clamp(max=-1e-9)
         other = torch.log1p(-logq.exp())
         return -float(torch.where(seen.accepted, logq.clamp(min=-50), other).sum())
+
+    from scipy.optimize import minimize_scalar  # half a second; most policies are never fitted
 
     found = minimize_scalar(loss, bounds=(-SPAN, SPAN), method="bounded")
     return round(math.exp(float(found.x)), 4)

@@ -37,7 +37,7 @@ from treespec.commands.reporting import report
 from treespec.commands.tracing import merge, record, replay
 from treespec.commands.tuning import export, tune
 from treespec.console import plain_console
-from treespec.errors import DownloadError, OutOfMemoryError, PeerError, TreespecError, one_line
+from treespec.errors import DownloadError, InputError, OutOfMemoryError, PeerError, TreespecError, one_line
 from treespec.launch import first, leave, lost, peer_error, rank
 
 app = typer.Typer(
@@ -54,11 +54,16 @@ for _command in (record, merge, replay, measure, tune, table, bench, export, rep
 
 @app.callback()
 def _setup() -> None:
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    bars = rank() == 0 and sys.stderr.isatty()  # a person who waits for a large model sees how far it is
+    if not bars:
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if "transformers" not in sys.modules:  # it will read this if a command needs it; to import it takes seconds
+        os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+        return
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    if rank() > 0 or not sys.stderr.isatty():  # a person who waits for a large model sees how far it is
+    if not bars:
         logging.disable_progress_bar()
 
 
@@ -87,7 +92,7 @@ def generate(
     """
     from transformers import TextStreamer
 
-    import treespec
+    from treespec.api import make_policy
     from treespec.policies import parse_policy
     from treespec.prompts import is_text
     from treespec.verify import check_rules
@@ -95,7 +100,7 @@ def generate(
     chosen = parse_policy(policy) if policy else None  # a typo should not wait for a model to load
     check_rules([rule])
     if not prompt.strip() or not is_text(prompt):
-        raise treespec.errors.InputError("the prompt is empty or no text; give some with --prompt")
+        raise InputError("the prompt is empty or no text; give some with --prompt")
     pair = loaded(target, draft, dtype, fast, device)
     streamer = (
         None if as_json or rank() > 0 else TextStreamer(pair.tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -105,7 +110,7 @@ def generate(
         prompt, policy=chosen, rule=rule, seed=seed, streamer=streamer, max_new_tokens=max_new_tokens, **sampling
     )
     if as_json:
-        used = chosen or treespec.api.make_policy(None, pair.draft)
+        used = chosen or make_policy(None, pair.draft)
         row = {"text": result.text, "tokens": result.tokens, "policy": used.spec(), "stats": result.stats.as_dict()}
         print(json.dumps(row, ensure_ascii=False))
     elif rank() == 0:
@@ -221,7 +226,6 @@ def distill(
 
     Example: treespec distill --out my-head --target my-model --kind head --answers 4096
     """
-    import treespec
     from treespec.distill.loop import Plan
     from treespec.distill.pipeline import KINDS, Recipe, check_recipe
     from treespec.distill.pipeline import distill as run
@@ -231,9 +235,9 @@ def distill(
     from treespec.placement.precision import dtype_name
 
     if kind not in KINDS:
-        raise treespec.errors.InputError(f"unknown kind of draft {kind!r}; known: {', '.join(KINDS)}")
+        raise InputError(f"unknown kind of draft {kind!r}; known: {', '.join(KINDS)}")
     if os.path.lexists(out / "training.json") and not force:
-        raise treespec.errors.InputError(f"{out} holds a finished draft; give another --out, or --force to replace it")
+        raise InputError(f"{out} holds a finished draft; give another --out, or --force to replace it")
     recipe = Recipe(
         kind=kind,
         answers=answers,

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import torch
 from rich.table import Table
-from scipy import stats
 
 from treespec.api import generate
 from treespec.console import plain_console
 from treespec.errors import InputError, PolicyError
 from treespec.events import Stats, StepEvent
+from treespec.intervals import ratio_interval
 from treespec.model import input_device
 from treespec.pairs import Pair, chat_ids
 from treespec.policies import Autoregressive, Policy
@@ -31,7 +31,6 @@ from treespec.verify import check_rules
 # under it texts are comparable token for token, whatever the policy
 COMPARABLE = "coupled"
 Progress = Callable[[int, int, str], None]  # done, total, what is running
-RESAMPLED_AT_ONCE = 1 << 20  # numbers that a bootstrap holds in memory
 
 
 @dataclass
@@ -168,36 +167,6 @@ def make_row(tally: Tally, plain: Tally, seed: int, temperature: float = 0.0) ->
         "speedup_ci": [round(low, 3), round(high, 3)],
         "lossless": bool(tally.lossless and tally.texts == plain.texts) if comparable else None,
     }
-
-
-def ratio_interval(base: np.ndarray, own: np.ndarray, seed: int, level: float = 0.95) -> tuple[float, float]:
-    """Bootstrap interval over prompts of ``sum(base) / sum(own)``; (r, r) where one prompt allows none."""
-    if len(base) < 2 or np.allclose(base / own, (base / own)[0]):
-        ratio = float(base.sum() / own.sum())
-        return ratio, ratio
-    result = stats.bootstrap(
-        (base, own),
-        lambda a, b, axis: a.sum(axis=axis) / b.sum(axis=axis),
-        paired=True,
-        vectorized=True,
-        n_resamples=2000,
-        confidence_level=level,
-        method="percentile",
-        batch=max(1, RESAMPLED_AT_ONCE // len(base)),
-        rng=np.random.default_rng(seed),
-    )
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)
-
-
-def median_interval(values: list[float], seed: int = 0) -> tuple[float, float, float]:
-    """Median and its 95 % bootstrap interval; the range for fewer than three values."""
-    data = np.asarray(values)
-    if len(data) < 3 or np.ptp(data) == 0:
-        return float(np.median(data)), float(data.min()), float(data.max())
-    result = stats.bootstrap(
-        (data,), np.median, n_resamples=2000, method="percentile", rng=np.random.default_rng(seed)
-    ).confidence_interval
-    return float(np.median(data)), float(result.low), float(result.high)
 
 
 def machine(model: Any) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from scipy.optimize import isotonic_regression
 
 from treespec.errors import MOST, InputError, printable
 from treespec.files import read_json, real, reals, write_json
@@ -102,7 +101,7 @@ class CostCurve:
                 raise InputError(f"cost curve {self.name}: {kind} rows must rise from 1 or more; got {rows}")
             if not all(math.isfinite(s) and s >= 0 for s in seconds) or (kind == "verify" and min(seconds) <= 0):
                 raise InputError(f"cost curve {self.name}: {kind} seconds must be positive numbers; got {seconds}")
-            object.__setattr__(self, f"{kind}_seconds", tuple(isotonic_regression(seconds).x.tolist()))
+            object.__setattr__(self, f"{kind}_seconds", _rising(seconds))
         for what, value in (("overhead", self.overhead), ("plain", self.plain or 0.0)):
             if not (math.isfinite(value) and value >= 0):
                 raise InputError(f"cost curve {self.name}: {what} must be at least 0 seconds; got {value}")
@@ -117,7 +116,7 @@ class CostCurve:
             raise InputError(
                 f"cost curve {self.name}: context_seconds needs one number of at least 0 per verify row; got {slopes}"
             )
-        object.__setattr__(self, "context_seconds", tuple(isotonic_regression(slopes).x.tolist()))
+        object.__setattr__(self, "context_seconds", _rising(slopes))
 
     def __str__(self) -> str:
         return self.name
@@ -287,6 +286,12 @@ def plain_seconds(cost: CostModel, context: float | None = None, batch: int = 1)
 
 def _points(content: Mapping[str, Any]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return reals(content["rows"]), reals(content["seconds"])
+
+
+def _rising(values: tuple[float, ...]) -> tuple[float, ...]:
+    from scipy.optimize import isotonic_regression  # half a second, which policies without a curve need not pay
+
+    return tuple(isotonic_regression(values).x.tolist())
 
 
 def _at(n: int, rows: tuple[float, ...], seconds: tuple[float, ...]) -> float:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from treespec.cache import TreeCache
 from treespec.tree import TokenTree
+
+if TYPE_CHECKING:
+    from treespec.cache import TreeCache
 
 
 @dataclass

@@ -9,13 +9,16 @@ import sys
 import threading
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from treespec.errors import InputError, PeerError, one_line
 
 # what gloo and NCCL say when the other side has gone
 LOST = ("closed by peer", "reset by peer", "NCCL", "ProcessGroup", "Broken pipe", "timed out", "Timed out", "gloo")
+
+
+def _group() -> Any:
+    """``torch.distributed`` where a group of processes is up, else None. Whoever has set one up has imported it."""
+    dist = sys.modules.get("torch.distributed")
+    return dist if dist is not None and dist.is_available() and dist.is_initialized() else None
 
 
 def world() -> int:
@@ -51,7 +54,8 @@ def first() -> bool:
 
 def is_divided(model: Any) -> bool:
     """Whether a model's weights are divided among processes."""
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
+    group = _group()
+    if group is None or group.get_world_size() < 2:
         return False
     from torch.distributed.tensor import DTensor
 
@@ -60,7 +64,7 @@ def is_divided(model: Any) -> bool:
 
 def lost(error: Exception) -> bool:
     """Whether an error of a joint forward says that another process is gone."""
-    return dist.is_available() and dist.is_initialized() and any(word in str(error) for word in LOST)
+    return _group() is not None and any(word in str(error) for word in LOST)
 
 
 def peer_error(error: Exception | None = None) -> PeerError:
@@ -104,6 +108,8 @@ def _listen(bell: socket.socket, ear: socket.socket, heard: threading.Event, pat
 
 def own_device() -> str:
     """The device of a process that works alone on its share: its own GPU, or the CPU."""
+    import torch  # not to show a help text
+
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
 
 
@@ -114,5 +120,6 @@ def follow_quietly() -> None:
 
 def leave() -> None:
     """Leave the group of processes, if there is one, without a word."""
-    if dist.is_available() and dist.is_initialized():
-        dist.destroy_process_group()
+    group = _group()
+    if group is not None:
+        group.destroy_process_group()

@@ -17,9 +17,10 @@ import numpy as np
 import torch
 
 from treespec.api import make_drafter, start
-from treespec.compare import Progress, machine, median_interval
+from treespec.compare import Progress, machine
 from treespec.cost import CostCurve
 from treespec.errors import InputError
+from treespec.intervals import median_interval
 from treespec.model import TreeModel
 from treespec.pairs import Pair
 from treespec.policies import Autoregressive, Policy, SpecInfer

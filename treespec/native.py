@@ -17,14 +17,16 @@ from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from treespec.cache import TreeCache
 from treespec.errors import TreespecError
 from treespec.files import cache_dir, read_bytes, write_whole
+
+if TYPE_CHECKING:
+    from treespec.cache import TreeCache
 
 SOURCE = Path(__file__).with_name("kernel.c")
 FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fopenmp", "-shared", "-fPIC")
@@ -243,7 +245,10 @@ class NativeLayers:
             MemoryError: if the scratch memory of one forward cannot be had.
         """
         rows, hidden = x.shape
-        cache = TreeCache(["full"] * len(self._layers), rows) if cache is None else cache
+        if cache is None:
+            from treespec.cache import TreeCache  # with transformers, which replays do without
+
+            cache = TreeCache(["full"] * len(self._layers), rows)
         past, count = cache.length, len(self._layers)
         buffers = [layer.claim(rows, self._like, self._like) for layer in cache.layers]
         keys = (c_void_p * count)(*(k.data_ptr() for k, _ in buffers))

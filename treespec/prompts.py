@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -131,3 +133,9 @@ def lengthened(prompt: Prompt, filler: list[int], tokenizer: Any, count: Callabl
             return text
         take -= over
     return own
+
+
+def digest(prompts: Sequence[Prompt]) -> str:
+    """What tells sets of prompts apart in a trace: 16 hexadecimal digits."""
+    asked = json.dumps([(p.id, p.category, p.turns[0]) for p in prompts])
+    return hashlib.sha256(asked.encode()).hexdigest()[:16]

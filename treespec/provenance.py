@@ -15,10 +15,9 @@ from typing import Any
 
 from treespec.cost import At, CostModel, shipped
 from treespec.files import read_bytes, read_json
-from treespec.prompts import mixed_prompts, read_prompts
+from treespec.prompts import digest, mixed_prompts, read_prompts
 from treespec.search import TRUNCATED
 from treespec.trace import Trace
-from treespec.trace.record import digest
 
 FEW_PROMPTS = 10  # fewer held-out prompts than this make an interval that is itself uncertain
 

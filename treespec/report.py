@@ -11,19 +11,20 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from treespec.compare import Progress
 from treespec.cost import At, CostModel, load_cost
 from treespec.errors import InputError
 from treespec.files import write_whole
 from treespec.page import Command, Section, Table, Tile, render
-from treespec.pairs import known_tokenizer
 from treespec.provenance import not_measured, record_command, recorded, sha256
 from treespec.scoring import priced
 from treespec.table import COLUMNS, article_table, cells
 from treespec.trace import Trace
 from treespec.tune import Tuning, tune
+
+if TYPE_CHECKING:
+    from treespec.compare import Progress
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ def report(
         TraceError: for a trace that cannot be read.
         PolicyError: for an unknown policy.
     """
+    from treespec.pairs import known_tokenizer  # all of transformers, which sections() does without
+
     path = Path(out)
     if path.exists() and not force:
         raise InputError(f"{path} exists; give another --out, or --force to replace it")

@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from treespec.errors import InputError
 from treespec.files import read_json
 from treespec.placement.devices import MOST, Device
-from treespec.placement.layout import Load
-from treespec.placement.needs import Needs, Part
-from treespec.placement.plan import divided
 from treespec.prompts import data_dir
+
+if TYPE_CHECKING:
+    from treespec.placement.needs import Needs
 
 NAME = re.compile(r"(?P<gpu>\w+?)(x(?P<count>\d{1,2}))?:(?P<model>[\w.]+)(\+(?P<draft>[\w.]+))?(@(?P<dtype>\w+))?")
 BYTES = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5}  # of a weight; arithmetic stays 16-bit
@@ -56,6 +56,8 @@ class Shape:
 
     def needs(self, weight_bytes: float, kv_bytes: float) -> Needs:
         """As a plan sees it: weights that tensor parallelism divides, and bytes of a cached token."""
+        from treespec.placement.needs import Needs, Part  # with transformers; measured curves need none of it
+
         size, cache = self.parameters * weight_bytes, 2 * self.layers * self.kv_heads * self.head_dim * kv_bytes
         part = Part(self.name, int(self.parameters), size, cache, sharded_bytes=size)
         return Needs(self.name, parts=(part,), layers=self.layers)
@@ -114,6 +116,9 @@ class Roofline:
 
     def _fits(self, count: int, n: int, context: float, batch: int) -> bool:
         """Whether ``count`` GPUs hold both models and their caches, as :func:`treespec.plan` counts them."""
+        from treespec.placement.layout import Load
+        from treespec.placement.plan import divided
+
         target, draft = (shape.needs(self.weight_bytes, self.kv_bytes) for shape in (self.target, self.drafter))
         gpus = [Device(f"cuda:{i}", self.gpu.memory) for i in range(count)]
         rows = divided(target, draft, gpus, Load(max(round(context), 1), batch, n - 1))

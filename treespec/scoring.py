@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from treespec.compare import ratio_interval
 from treespec.cost import At, CostModel, plain_seconds
+from treespec.intervals import ratio_interval
 from treespec.policies import Policy
 from treespec.trace import Replay, Trace, replay
 

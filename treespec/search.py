@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.stats import qmc
 
-from treespec.compare import Progress
 from treespec.cost import At, CostModel
 from treespec.errors import PolicyError
 from treespec.policies import Autoregressive, Linear, Policy
 from treespec.scoring import Score, score, some_prompts
 from treespec.trace import Trace
+
+if TYPE_CHECKING:
+    from treespec.compare import Progress
 
 GENERATIONS = 5  # of the local search; the spread halves with each
 SPREAD = 0.2  # of the first one, in the unit cube
@@ -103,6 +104,8 @@ class Search:
             best_of.add(policy.name)
 
     def _spread(self, count: int) -> Iterator[tuple[Policy, np.ndarray]]:
+        from scipy.stats import qmc  # most of a second, which a table or a dashboard need not pay
+
         for i, kind in enumerate(self.kinds):
             share = count // len(self.kinds) + (i < count % len(self.kinds))
             power = max(share - 1, 0).bit_length()  # Sobol points are balanced in powers of two only

@@ -9,14 +9,14 @@ print: draft time, the interval, and whether the recording or the cost curve was
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.table import Table
 
-from treespec.compare import Progress, ratio_interval
 from treespec.console import plain_console
 from treespec.cost import At, CostModel, plain_seconds
+from treespec.intervals import ratio_interval
 from treespec.policies import (
     Autoregressive,
     BestFirst,
@@ -34,6 +34,9 @@ from treespec.policies import (
 from treespec.scoring import Score, priced, score
 from treespec.search import TRUNCATED, halves
 from treespec.trace import Trace
+
+if TYPE_CHECKING:
+    from treespec.compare import Progress
 
 STRATEGIES: dict[str, Policy] = {
     "plain": Autoregressive(),

@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
-from treespec.compare import Progress
 from treespec.cost import CostModel, load_cost
 from treespec.errors import InputError, PolicyError
 from treespec.files import write_json
@@ -24,6 +23,9 @@ from treespec.policies import POLICIES, Policy
 from treespec.scoring import priced
 from treespec.search import TRUNCATED, Search
 from treespec.trace import Trace
+
+if TYPE_CHECKING:
+    from treespec.compare import Progress
 
 
 @dataclass(frozen=True)

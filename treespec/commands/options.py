@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from treespec.compare import Progress
 from treespec.errors import InputError, printable
 from treespec.launch import end_with_the_others, follow_quietly, own_device, rank, world
 
 if TYPE_CHECKING:
+    from treespec.compare import Progress
     from treespec.pairs import Pair
 
 notes = Console(stderr=True)

@@ -10,7 +10,6 @@ import re
 from dataclasses import dataclass
 
 import torch
-from accelerate.utils import convert_file_size_to_int, get_max_memory
 
 from treespec.errors import InputError
 from treespec.files import read_json
@@ -99,6 +98,8 @@ def _gpu(what: str, text: str) -> tuple[float, str]:
 
 
 def _bytes(size: str, text: str) -> float:
+    from accelerate.utils import convert_file_size_to_int  # seconds, which a roofline's Device need not pay
+
     try:
         found = float(convert_file_size_to_int(size.upper().replace("IB", "iB")))
     except ValueError:
@@ -140,4 +141,6 @@ def chosen_devices(names: str) -> list[Device]:
 
 
 def _main_memory() -> float:
+    from accelerate.utils import get_max_memory
+
     return float(get_max_memory().get("cpu", 0.0))  # what is free now; none of its own beside an integrated GPU

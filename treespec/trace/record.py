@@ -8,8 +8,6 @@ command goes on where a killed one stopped, and the file is the same as that of 
 from __future__ import annotations
 
 import functools
-import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
@@ -31,7 +29,7 @@ from treespec.model import TreeModel
 from treespec.pairs import Pair, chat_ids
 from treespec.peers import peers
 from treespec.policies.base import number, whole
-from treespec.prompts import Prompt
+from treespec.prompts import Prompt, digest
 from treespec.trace.schema import COLUMNS, MOST, Caps, PromptInfo, read_file, write_groups
 from treespec.trace.store import check_same
 from treespec.trace.supertree import Bottomless, FeatureTape, Tape
@@ -161,12 +159,6 @@ def describe(
         "asked": digest(prompts),
         "versions": versions,
     }
-
-
-def digest(prompts: Sequence[Prompt]) -> str:
-    """What tells sets of prompts apart in a trace: 16 hexadecimal digits."""
-    asked = json.dumps([(p.id, p.category, p.turns[0]) for p in prompts])
-    return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
 
 def record_prompt(

@@ -5,8 +5,7 @@ A name is imported when it is asked for, so that one dashboard does not pay for 
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from treespec.lazy import lazy
 
 try:
     import ipywidgets as _  # noqa: F401
@@ -23,12 +22,4 @@ WHERE = {
 
 __all__ = ["LiveDecoder", "LosslessLab", "MaskView", "PlacementView", "TreeExplorer"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{WHERE[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy(__name__, WHERE)

@@ -10,11 +10,10 @@ import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from treespec.compare import Progress
 from treespec.cost import CostCurve, CostModel, load_cost
 from treespec.errors import InputError
 from treespec.policies import POLICIES, Autoregressive, Policy
@@ -23,6 +22,9 @@ from treespec.search import TRUNCATED
 from treespec.table import STRATEGIES, hindsight
 from treespec.trace import Explained, Replay, Trace, explain, replay
 from treespec.tune import Tuning, tune
+
+if TYPE_CHECKING:
+    from treespec.compare import Progress
 
 REMEMBERED = 40  # replays; one holds all its trees, about 1 MB for 2,000 positions
 FIRST, MORE = 24, 160  # settings of the cloud: a few at once, the rest when they are there
