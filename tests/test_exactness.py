@@ -25,6 +25,8 @@ from treespec.traversal import Block, Traversal
 from treespec.tree import TokenTree
 from treespec.verify import Match
 
+pytestmark = pytest.mark.thorough
+
 EXACT = 1e-12
 PUBLISHED = ["specinfer:expansion=2/1", "sequoia:budget=4,depth=2", "linear:gamma=2,confidence=0.5,svip=0.3"]
 CHAIN, TWINS = Linear(gamma=3), Uniform(depth=2, width=2)

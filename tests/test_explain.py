@@ -11,6 +11,8 @@ from treespec.trace import Caps, Sampling, Trace, explain, record, replay
 from treespec.trace.regrow import regrow
 from treespec.tree import Reason
 
+pytestmark = pytest.mark.thorough
+
 CURVE = CostCurve((1, 8, 32), (1.0, 1.2, 2.0), (1,), (0.05,), overhead=0.1, name="curve")
 PROMPTS = [Prompt("one", "x", ["a dog ran"]), Prompt("two", "y", ["the cat"]), Prompt("three", "x", ["on a mat"])]
 MORE = [

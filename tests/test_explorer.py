@@ -27,6 +27,8 @@ from treespec.widgets.page import SPEED, TEXT, TIME, TREE
 from treespec.widgets.pricing import HARDWARE, CostControls
 from treespec.widgets.study import Study
 
+pytestmark = pytest.mark.thorough
+
 CURVE = CostCurve((1, 8, 32), (0.01, 0.011, 0.03), (1,), (0.0005,), overhead=0.001, name="quick")
 DEAR = CostCurve((1, 2, 32), (0.01, 0.05, 0.5), (1,), (0.02,), overhead=0.001, name="dear")
 PROMPTS = [Prompt("one", "x", ["a dog ran"]), Prompt("two", "y", ["the cat"]), Prompt("three", "x", ["on a mat"])]

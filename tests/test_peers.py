@@ -242,6 +242,7 @@ libc.pthread_mutex_lock(lock)  # for ever, and no handler of Python's runs in he
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="blocks the main thread with a C library's lock")
 def test_the_sentence_comes_even_where_the_main_thread_never_returns():
     stuck = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

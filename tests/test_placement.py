@@ -19,6 +19,8 @@ from treespec.placement.needs import _needs, model_needs
 from treespec.placement.show import plan_html
 from treespec.selfcheck import layer_kinds
 
+pytestmark = pytest.mark.thorough
+
 # counted from the checkpoints that Meta published
 PUBLISHED = {
     "llama-3.1-405b": 405_853_388_800,

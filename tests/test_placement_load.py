@@ -22,6 +22,8 @@ from treespec.placement import load, parse_devices, plan
 from treespec.placement.load import find_places
 from treespec.placement.needs import model_needs
 
+pytestmark = pytest.mark.thorough
+
 LAYERS = 4
 PARTS = [
     "model.embed_tokens",

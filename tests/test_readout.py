@@ -20,6 +20,8 @@ from treespec.readout import Readout, to_host
 from treespec.sampling import Law
 from treespec.verify import Match
 
+pytestmark = pytest.mark.thorough
+
 SAMPLED = dict(do_sample=True, top_k=0, seed=3)
 SHAPED = dict(temperature=0.8, top_p=0.95, repetition_penalty=1.2)
 

@@ -34,6 +34,8 @@ from treespec.widgets import LiveDecoder, MaskView, TreeExplorer
 from treespec.widgets.handover import as_code, export_html
 from treespec.widgets.stepview import PHASES, step_html
 
+pytestmark = pytest.mark.thorough
+
 TOKENS = [
     "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", '"', "'", "&", "]]>", "</script>", "\u202eevil", "\0", "</title><svg onload=alert(1)>",
     '"><a href="javascript:alert(1)">x</a>', "<!--", "-->", "<b>bold</b>", "&lt;b&gt;", "$x_1$", "{{ 7*7 }}", "[red]", "[/]", "\x1b[31m", "`code`", "<br>", "</style>",

@@ -9,6 +9,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from benchmarks.site import DRAW, PLOTLY, SCRIPT, WIDGET, api, build, index, page, title
 
+pytestmark = pytest.mark.thorough
+
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 

@@ -32,6 +32,8 @@ from treespec.trace.grown import NONE
 from treespec.trace.regrow import regrow
 from treespec.tree import Reason
 
+pytestmark = pytest.mark.thorough
+
 LENGTH = 6
 EVERYTHING = Caps(floor=0.0, depth=3, width=5, nodes=4000, narrow=())
 SOME = Caps(floor=0.05, depth=3, width=3, nodes=5, narrow=(2,))

@@ -20,6 +20,8 @@ from treespec.trace import Caps, Sampling, Trace, record, replay
 from treespec.trace.fixed import fits
 from treespec.tree import Reason
 
+pytestmark = pytest.mark.thorough
+
 NEW = 12
 CURVE = CostCurve((1, 8, 32, 128), (1.0, 1.1, 1.6, 4.0), (1, 64), (0.05, 0.3), overhead=0.1, name="curve")
 PROMPTS = [Prompt("one", "x", ["5 9 11 20 33"]), Prompt("two", "y", ["40 2 7 7 8 40 2"]), Prompt("three", "x", ["3"])]

@@ -19,6 +19,8 @@ from treespec.fast import speed_up
 from treespec.pairs import Pair
 from treespec.prompts import Prompt
 
+pytestmark = pytest.mark.thorough
+
 NAMES = ["a", "b", "c"]
 CATEGORY = {"a": "x", "b": "x", "c": "y"}
 

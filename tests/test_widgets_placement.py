@@ -12,6 +12,8 @@ from treespec.plots.placement import memory_figure, strip_figure
 from treespec.widgets import PlacementView
 from treespec.widgets.live_figure import bring_plotly
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture(scope="module")
 def article():
