@@ -1,12 +1,13 @@
 """The feature head: its training steps are its drafting steps, it survives a trip to disk, it changes no text."""
 
 import json
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
 from conftest import VOCAB, build
 
-from treespec import generate
+from treespec import generate, native
 from treespec.distill.store import Text
 from treespec.distill.train_head import HeadData, Unrolled, draft_vocabulary, moved, new_head
 from treespec.drafters import HeadDrafter, MixDrafter
@@ -14,8 +15,10 @@ from treespec.drafters.base import DraftRequest
 from treespec.drafters.mix import DISCOUNTS
 from treespec.errors import InputError, VocabularyError
 from treespec.head import is_head, load_head
+from treespec.packed import Packed, can_pack
 from treespec.policies import BestFirst, Linear
 
+FIRST = {}  # what the first way gave
 IDS = [5, 9, 11, 20, 33, 40, 2]
 
 
@@ -47,7 +50,40 @@ def head(target):
     return made.eval()
 
 
-def test_training_steps_are_drafting_steps(target, head):
+@pytest.fixture(params=["kernel", "packed", "torch"])
+def way(request, monkeypatch):
+    """How a head is computed: by the C kernel, without a compiler, and as on a GPU; made anew for each."""
+    monkeypatch.setattr("treespec.drafters.head._MADE", WeakKeyDictionary())
+    if request.param != "kernel":
+        monkeypatch.setattr("treespec.drafters.head.native_head", lambda head: False)
+    if request.param == "torch":
+        monkeypatch.setattr("treespec.drafters.head.can_pack", lambda weight: False)
+    return request.param
+
+
+def test_every_way_gives_the_same_trees_and_text(target, head, way):
+    drafter = HeadDrafter(head)
+    kind = {"kernel": "_NativeHead", "packed": "FeatureHead", "torch": "FeatureHead"}[way]
+    assert type(drafter.forward._layer).__name__ == kind or native.kernel() is None
+    assert isinstance(drafter.forward._logits, Packed) == (way == "packed" and can_pack(head.output))
+    drafter.begin(DraftRequest([*IDS, 3], 64, VOCAB))
+    with torch.no_grad():
+        drafter.read(target(torch.tensor([IDS]), output_hidden_states=True).hidden_states[-1][0], 0)
+        tree = drafter.grow(BestFirst(budget=10), 4).tree
+    guessed: dict = {}
+    for token, parent, logp in zip(tree.token.tolist(), tree.parent.tolist(), tree.log_path.tolist()):
+        guessed[(*(list(guessed)[parent] if parent >= 0 else ()), token)] = logp
+    first = FIRST.setdefault("guessed", guessed)
+    both = first.keys() & guessed.keys()
+    assert len(both) > 0.8 * len(guessed), "but for what bfloat16 makes equal"
+    assert all(abs(first[path] - guessed[path]) < 0.1 for path in both)
+    want = target.generate(torch.tensor([IDS]), max_new_tokens=30, do_sample=False, pad_token_id=0)
+    for policy in ("bestfirst:budget=12", "linear:gamma=3"):
+        got = generate(target, HeadDrafter(head), [IDS], policy=policy, max_new_tokens=30, pad_token_id=0)
+        assert torch.equal(got.sequences, want) and got.stats.nodes > 1.5
+
+
+def test_training_steps_are_drafting_steps(target, head, way):
     """Unrolled training on a text equals drafting the chain that this text is, from every root, true features before it."""
     text = texts(target)[1]
     batch = HeadData(head, [text]).batch([text])
