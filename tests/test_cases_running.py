@@ -26,8 +26,9 @@ from treespec.drafters import HeadDrafter, MixDrafter, ModelDrafter, NgramDrafte
 from treespec.errors import InputError
 from treespec.fast import speed_up
 from treespec.head import FeatureHead, HeadConfig
+from treespec.known import known_tokenizer
 from treespec.model import TreeModel
-from treespec.pairs import Pair, known_tokenizer, load_model, load_pair
+from treespec.pairs import Pair, load_model, load_pair
 from treespec.placement.configs import load_config
 from treespec.policies import Uniform, parse_policies
 from treespec.prompts import Prompt

@@ -24,7 +24,8 @@ from treespec.distill.loop import Plan, train
 from treespec.distill.store import AnswerStore
 from treespec.export import ENGINES, export, load_tuning
 from treespec.head import FeatureHead, HeadConfig, is_head, load_head
-from treespec.pairs import known_tokenizer, load_model, load_pair
+from treespec.known import known_tokenizer
+from treespec.pairs import load_model, load_pair
 from treespec.placement.needs import head_needs, model_needs
 from treespec.policies import POLICIES, parse_policy
 from treespec.prompts import Prompt, read_prompts

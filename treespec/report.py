@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from treespec.cost import At, CostModel, load_cost
 from treespec.errors import InputError
 from treespec.files import write_whole
+from treespec.known import known_tokenizer
 from treespec.page import Command, Section, Table, Tile, render
 from treespec.provenance import not_measured, record_command, recorded, sha256
 from treespec.scoring import priced
@@ -92,8 +93,6 @@ def report(
         TraceError: for a trace that cannot be read.
         PolicyError: for an unknown policy.
     """
-    from treespec.pairs import known_tokenizer  # all of transformers, which sections() does without
-
     path = Path(out)
     if path.exists() and not force:
         raise InputError(f"{path} exists; give another --out, or --force to replace it")

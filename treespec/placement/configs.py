@@ -12,7 +12,8 @@ from accelerate import init_empty_weights
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from treespec.errors import InputError, TreespecError, UnsupportedModelError
-from treespec.files import check_regular, read_json
+from treespec.files import read_json
+from treespec.known import source
 from treespec.prompts import data_dir
 
 MOST_PARTS = 4096  # layers of a model, or experts of a layer
@@ -44,19 +45,6 @@ def _config_file(name: str) -> Path | None:
         return None
     shape = data_dir() / "configs" / f"{name.lower()}.json"
     return shape if os.path.isfile(shape) else Path(name) if name.endswith(".json") else Path(name) / "config.json"
-
-
-def source(name: str) -> tuple[str, dict[str, str]]:
-    """A folder or hub id, and the ``gguf_file`` in it if a ``.gguf`` file was named.
-
-    Raises:
-        InputError: if reading there might never end.
-    """
-    path = Path(name)
-    for file in path.iterdir() if os.path.isdir(path) else [path]:
-        if os.path.exists(file) and not os.path.isdir(file):
-            check_regular(file)
-    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (name, {})
 
 
 def load_config(name: str) -> Any:

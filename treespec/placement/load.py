@@ -20,8 +20,8 @@ import torch
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from treespec.errors import InputError, OutOfMemoryError, TreespecError
+from treespec.known import source
 from treespec.launch import world
-from treespec.placement.configs import source
 from treespec.placement.devices import chosen_devices
 from treespec.placement.layout import PlacementPlan
 from treespec.placement.needs import model_needs

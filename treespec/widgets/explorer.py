@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from treespec.cost import CostModel
+from treespec.known import known_tokenizer
 from treespec.policies import DynamicTreePruner, Policy, parse_policy
 from treespec.prompts import data_dir
 from treespec.trace import Trace
@@ -58,8 +59,6 @@ class TreeExplorer(ExplorerPage):
         trace = trace if isinstance(trace, Trace) else Trace.load(trace)
         pricing = CostControls(cost)
         if tokenizer is None:
-            from treespec.pairs import known_tokenizer  # all of transformers: not with a tokenizer at hand
-
             tokenizer = known_tokenizer(str(trace.about.get("target", "")))
         super().__init__(Study(trace, pricing.cost, tokenizer), PolicyControls(policy), pricing)
         self._comparing, self._moved = compare, 0.0
