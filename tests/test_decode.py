@@ -84,25 +84,51 @@ def test_an_early_exit_is_no_cheat(llama, twin):
 
 
 @pytest.mark.thorough
-@settings(max_examples=25)
+@settings(max_examples=40)
 @given(
+    st.sampled_from(["llama", "qwen3", "gpt2"]),
     st.integers(1, 12),
     st.integers(1, 16),
-    st.sampled_from(POLICIES[1:]),
+    st.sampled_from([*POLICIES[1:], "bestfirst:budget=9", "eagle2:total=9", "opttree:budget=9", "specinfer"]),
     st.integers(0, 3),
     st.sets(st.integers(3, 96), max_size=12),
+    st.booleans(),
 )
-def test_any_prompt_policy_limit_and_end_set(length, new, policy, seed, ends):
-    target, draft = build("llama", seed=seed), build("llama", seed=seed + 1)
+def test_any_prompt_policy_limit_and_end_set(name, length, new, policy, seed, ends, alike):
+    """Text, cache and accounts of a random target, a draft that is or is not like it, a tree, a limit, an end set."""
+    target, draft = build(name, seed=seed), build(name, seed=seed + (not alike))
     ids, eos = prompt(length, seed), sorted(ends) or None
+    forwards: list = []
+    spec(target, None, ids, "plain", max_new_tokens=1)  # a model is checked at its first use
+    counted = target.register_forward_hook(lambda *_: forwards.append(1))
     got = spec(target, draft, ids, policy, max_new_tokens=new, eos_token_id=eos)
+    counted.remove()
     assert torch.equal(got.sequences, reference(target, ids, new, eos_token_id=eos))
-    assert sum(len(e.tokens) for e in got.steps) == len(got.tokens)
+    accounts_add_up(got, len(forwards))
+    held = got.cache.length
+    assert held >= length + len(got.tokens) - 1 - len(got.steps[-1].tokens)
+    with torch.no_grad():
+        alone = target(got.sequences[:, :held], use_cache=True).past_key_values
+    for ours, plain in zip(got.cache.layers, alone.layers, strict=True):
+        torch.testing.assert_close(ours.keys, plain.keys, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(ours.values, plain.values, rtol=1e-4, atol=1e-4)
+
+
+def accounts_add_up(got, forwards):
+    """Tokens, nodes and seconds of the steps, one by one and in sum."""
+    stats, steps = got.stats, [event for event in got.steps if not event.is_prefill]
     for event in got.steps:
         assert len(event.path) + (event.bonus is not None) == len(event.tokens)
         assert [int(event.tree.token[i]) for i in event.path] == event.tokens[: len(event.path)]
         assert event.nodes == event.tree.candidates + 1
         assert event.times.total >= event.times.draft + event.times.verify and event.times.overhead >= 0
+    assert [token for event in got.steps for token in event.tokens] == got.tokens
+    assert stats.tokens == len(got.tokens) and stats.steps == len(steps) == forwards - 1
+    assert stats.step_nodes == sum(event.nodes for event in steps)
+    assert stats.step_tokens == sum(len(event.tokens) for event in steps)
+    for phase in ("draft", "prune", "verify"):
+        assert getattr(stats, f"{phase}_seconds") == pytest.approx(sum(getattr(e.times, phase) for e in steps))
+    assert stats.step_seconds == pytest.approx(sum(event.times.total for event in steps))
 
 
 # --- limits ------------------------------------------------------------------------------------------------------
