@@ -233,11 +233,12 @@ def test_the_launchers_signal_becomes_a_sentence():
 
 STUCK = """
 import ctypes
+import threading
 from treespec.launch import end_with_the_others
 end_with_the_others(0.2)
 lock, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
 libc.pthread_mutex_lock(lock)
-print("waiting", flush=True)
+threading.Timer(1, print, ["waiting"], {"flush": True}).start()  # said when the main thread is in there
 libc.pthread_mutex_lock(lock)  # for ever, and no handler of Python's runs in here
 """
 
