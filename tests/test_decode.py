@@ -235,6 +235,7 @@ def test_custom_criteria_see_every_token_once(llama, twin):
 # --- processors --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [
     dict(repetition_penalty=1.5), dict(no_repeat_ngram_size=2), dict(bad_words_ids=[[11], [20, 33]]),
     dict(suppress_tokens=[4, 5, 6]), dict(sequence_bias={(7,): 5.0}), dict(repetition_penalty=1.2, no_repeat_ngram_size=3),

@@ -250,6 +250,7 @@ def test_nothing_is_overwritten_and_other_settings_do_not_mix(toy, trace, tmp_pa
     assert out.read_bytes() == was and not (tmp_path / "half.parquet.parts").exists()
 
 
+@pytest.mark.thorough
 def test_the_commands(treespec, file, tmp_path):
     out = tmp_path / "t.parquet"
     common = ("record", "--prompts", file, "--out", out, "--target", "toy", "--draft", "model", "--max-new-tokens", 8)
