@@ -13,13 +13,13 @@ import numpy as np
 import plotly.graph_objects as go
 
 from treespec.marks import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, strategy_mark
-from treespec.plots.style import INK, TITLE, axis, column, look, safe
+from treespec.plots.style import INK, axis, column, look, safe
 from treespec.reliability import Reliability
 
 CYCLE = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY)
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "triangle-down")
 FEW = 40  # points that get a mark each
-LEGEND = 30  # pixels above the figure
+AXIS = 57  # pixels of an axis with its title
 BAR = 32  # pixels per bar
 ENOUGH = 20  # children of a bin whose share is worth a mark
 Line = tuple[Sequence[float], Sequence[float]]
@@ -31,8 +31,9 @@ def ink(policy: str) -> str:
 
 
 def _figure(title: str, height: int, **more: Any) -> go.Figure:
-    margin = {"l": 64, "t": TITLE + LEGEND, "r": 24}
-    legend = {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom"}
+    margin = {"l": 64, "r": 24}
+    # below the axis, where plotly makes room for as many lines of names as the width asks for; above they met the title
+    legend = {"orientation": "h", "x": 0, "y": -AXIS / (height - 94), "yanchor": "top"}
     return go.Figure(layout=look(title, height, margin=margin, legend=legend, showlegend=True, **more))
 
 
