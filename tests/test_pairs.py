@@ -116,7 +116,7 @@ def test_an_installed_package_is_used_without_importing_it(tmp_path, monkeypatch
 
 @pytest.fixture(scope="module")
 def smollm2():
-    # beside another worker two threads spin while they wait for one another: 323 seconds instead of a minute
+    # beside another worker two threads spin while they wait for one another: 323 seconds instead of 108
     torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
     yield pairs.load_pair(draft="ngram")
     torch.set_num_threads(1)
