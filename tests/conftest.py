@@ -117,6 +117,7 @@ def _quiet():
     T.logging.set_verbosity_error()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks: too late, they would mean nothing
 def pytest_collection_modifyitems(items):
     """Under ``--dist loadgroup`` the tests of a file share a process and its fixtures; every notebook is on its own.
 

@@ -46,12 +46,13 @@ RUNS = [
     ("linear:gamma=3", dict(do_sample=False, repetition_penalty=1.3)),
 ]
 NEW = 14
+DRAFTS = {"draft": RUNS, "self": RUNS[::3], "ngram": RUNS[1::3], "head": RUNS[2::3]}  # the others share the runs
 
 
-def texts(pair):
+def texts(pair, runs):
     """The tokens of every run, and its paths."""
     out = []
-    for policy, options in RUNS:
+    for policy, options in runs:
         got = treespec.generate(pair.target, pair.draft, prompt(6), policy=policy, max_new_tokens=NEW, **options)
         out.append({"tokens": got.tokens, "steps": len(got.steps), "nodes": sum(e.nodes for e in got.steps)})
     return out
@@ -174,10 +175,10 @@ LINEAR = dict(policy="linear:gamma=3", do_sample=False)
 def main(victim, folder, *what):
     results = {}
     if "texts" in what:
-        for draft in ("draft", "self", "ngram", "head"):
+        for draft, runs in DRAFTS.items():
             name = str(folder / draft) if draft in ("draft", "head") else draft
             pair = load_pair(str(folder / "model"), name, tensor_parallel=True)
-            results[draft] = texts(pair)
+            results[draft] = texts(pair, runs)
             if draft == "draft":
                 results["failures"] = failures(pair.target, pair.draft, LINEAR)
         results["shares"] = [p.to_local().numel() for p in pair.target.parameters() if hasattr(p, "to_local")]

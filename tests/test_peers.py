@@ -96,17 +96,15 @@ def folder(tmp_path_factory):
     return where
 
 
-DRAFTS = ("draft", "self", "ngram", "head")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("draft", ranks.DRAFTS)
 def test_two_processes_write_what_one_does_for_every_policy_and_rule(folder, launched, draft):
     _, first, second = launched
     assert first[draft] == second[draft], "the processes were not in step"
     name = str(folder / draft) if draft in ("draft", "head") else draft
-    alone = ranks.texts(load_pair(str(folder / "model"), name))
-    for (policy, options), want, got in zip(ranks.RUNS, alone, first[draft], strict=True):
+    runs = ranks.DRAFTS[draft]
+    alone = ranks.texts(load_pair(str(folder / "model"), name), runs)
+    for (policy, options), want, got in zip(runs, alone, first[draft], strict=True):
         assert got["tokens"] == want["tokens"], (policy, options)
         if "auto" not in policy:  # that one follows the clock
             assert got == want, (policy, options)
@@ -115,8 +113,7 @@ def test_two_processes_write_what_one_does_for_every_policy_and_rule(folder, lau
 @pytest.mark.slow
 def test_the_target_is_divided_and_trees_are_followed(launched):
     _, first, second = launched
-    linear = ranks.RUNS.index(("linear:gamma=3", dict(do_sample=False)))
-    assert first["self"][linear]["steps"] < 7, "no tree was followed"
+    assert min(run["steps"] for run in first["self"]) < 7, "no tree was followed"
     whole = sum(p.numel() for p in build("llama").parameters())
     assert all(0 < sum(each["shares"]) < 0.6 * whole for each in (first, second))
 

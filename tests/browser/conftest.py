@@ -16,6 +16,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from jupyter_client import BlockingKernelClient
 
 REPO = Path(__file__).resolve().parents[2]
 PICTURES = REPO / "artefacts"  # ignored by git
@@ -43,11 +44,18 @@ SETTINGS = {
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "passive"}
 
 
-class Lab:
-    """A running JupyterLab over a copy of the notebooks."""
+CLEAR = "import ipywidgets; ipywidgets.Widget.close_all(); get_ipython().run_line_magic('reset', '-f')"
 
-    def __init__(self, port, root):
-        self.port, self.notebooks = port, root / "notebooks"
+
+class Lab:
+    """A running JupyterLab over a copy of the notebooks.
+
+    Notebooks that a test writes run in one kernel, one after the other, since a kernel takes ten seconds to import
+    torch and transformers; the package's own notebooks get a new one, as they do with a person.
+    """
+
+    def __init__(self, port, home):
+        self.port, self.home, self.notebooks, self.kernel = port, home, home / "root" / "notebooks", None
 
     def url(self, name):
         """Where a notebook opens."""
@@ -58,7 +66,34 @@ class Lab:
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
         notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
         nbformat.write(notebook, self.notebooks / name)
+        session = {"path": f"notebooks/{name}", "name": name, "type": "notebook"}
+        kernel = {"id": self.kernel} if self.kernel else {"name": "python3"}
+        self.kernel = self.ask("api/sessions", "POST", session | {"kernel": kernel})["kernel"]["id"]
         return self.url(name)
+
+    def ask(self, path, method="GET", body=None):
+        """Ask JupyterLab's own API; what it answers, if it does."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}/{path}", body and json.dumps(body).encode(), method=method,
+            headers={"Authorization": f"token {TOKEN}"},
+        )  # fmt: skip
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.loads(answer.read() or "null")
+
+    def tidy(self):
+        """As it was at first: the light theme, no kernel of a notebook of the package, nothing left in the tests' own."""
+        for session in self.ask("api/sessions"):
+            if session["kernel"]["id"] != self.kernel:
+                self.ask(f"api/sessions/{session['id']}", "DELETE")
+        self.ask("lab/api/settings/@jupyterlab/apputils-extension:themes", "PUT", {"raw": "{}"})
+        if self.kernel:
+            client = BlockingKernelClient(connection_file=str(self.home / "runtime" / f"kernel-{self.kernel}.json"))
+            client.load_connection_file()
+            client.start_channels()
+            try:
+                client.execute_interactive(CLEAR, timeout=60)
+            finally:
+                client.stop_channels()
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +134,7 @@ def server(chromium, tmp_path_factory):
         process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
         try:
             wait_until_up(f"http://127.0.0.1:{port}/api", process, log)
-            yield Lab(port, home / "root")
+            yield Lab(port, home)
         finally:
             process.terminate()  # the server ends its kernels itself
             try:
@@ -111,22 +146,9 @@ def server(chromium, tmp_path_factory):
 
 @pytest.fixture
 def lab(server):
-    """The server, as it is at first: no kernel of another test, which would keep its memory, and in the light theme."""
+    """The server, and what a test did to it undone."""
     yield server
-    for kernel in ask_server(server, "api/kernels"):
-        ask_server(server, f"api/kernels/{kernel['id']}", "DELETE")
-    theme = "lab/api/settings/@jupyterlab/apputils-extension:themes"
-    ask_server(server, theme, "PUT", json.dumps({"raw": "{}"}))
-
-
-def ask_server(server, path, method="GET", body=None):
-    """Ask JupyterLab's own API; what it answers, if it does."""
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{server.port}/{path}", body and body.encode(), method=method,
-        headers={"Authorization": f"token {TOKEN}"},
-    )  # fmt: skip
-    with urllib.request.urlopen(request, timeout=30) as answer:
-        return json.loads(answer.read() or "null")
+    server.tidy()
 
 
 @pytest.fixture
