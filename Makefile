@@ -51,15 +51,16 @@ compiler:
 	  && apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq gcc libc6-dev >/dev/null; } \
 	  || echo "no C compiler: the CPU kernel's tests will be skipped"
 
-# Tests share the cores, one thread each; browsers, whose response is timed, come after them and have the machine alone.
+# Tests share the cores, one thread each, and those of a file share a process and what it set up; browsers, whose response is timed, come after them and have the machine alone.
 # (Two at a time they took 8:39 instead of 9:32 minutes, and some opened after 73 of the 90 seconds that they wait.)
 WORKERS ?= 2
+SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: model chromium compiler
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not browser"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SHARED) -m "not browser"
 	@$(BIN)/python -m pytest -m browser
 
 fast: $(VENV)/.ready
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow and not browser and not thorough"
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(SHARED) -m "not slow and not browser and not thorough"
 
 lint: $(VENV)/.ready
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

@@ -117,14 +117,7 @@ def _quiet():
     T.logging.set_verbosity_error()
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks: too late, they would mean nothing
 def pytest_collection_modifyitems(items):
-    """Under ``--dist loadgroup`` the tests of a file share a process and its fixtures; every notebook is on its own.
-
-    Files with slow tests come first, so that none of them is left for one process at the end.
-    """
+    """Files with slow tests come first, so that none of them is left for one process at the end of ``make test``."""
     slow = {item.nodeid.partition("::")[0] for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.nodeid.partition("::")[0] not in slow)
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(item.nodeid if file.endswith("test_notebooks.py") else file))

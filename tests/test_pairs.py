@@ -131,7 +131,7 @@ POLICIES = [
 
 
 @pytest.mark.slow
-def test_sixteen_prompts_of_24_tokens_equal_model_generate(smollm2):
+def test_sixteen_prompts_of_16_tokens_equal_model_generate(smollm2):
     """Every draft with every policy, most with the fast forward. Forty prompts were equal too, when asked for once."""
     chosen = [p for p in read_prompts(mixed_prompts()) if p.category != "long"]
     chosen = [chosen[i * len(chosen) // 16] for i in range(16)]
@@ -146,20 +146,20 @@ def test_sixteen_prompts_of_24_tokens_equal_model_generate(smollm2):
         if i == 4:  # the rest with the fast forward; model.generate stays what it was
             assert speed_up(target, "cpu").startswith("lean forward, ")  # by the C kernel, or over packed products
         ids = torch.tensor([smollm2.prompt_ids(prompt.turns[0])])
-        want = target.generate(ids, do_sample=False, max_new_tokens=24)
+        want = target.generate(ids, do_sample=False, max_new_tokens=16)
         draft, policy = drafts[(i // 4) % 4], POLICIES[i % 4]
-        got = treespec.generate(target, draft, ids, policy=policy, do_sample=False, max_new_tokens=24)
+        got = treespec.generate(target, draft, ids, policy=policy, do_sample=False, max_new_tokens=16)
         assert torch.equal(got.sequences, want), (prompt.id, policy, draft)
         followed += sum(len(e.path) for e in got.steps)
     slow_down(target)
-    assert followed > 100, "hardly a tree was followed: nothing was tested"
+    assert followed > 60, "hardly a tree was followed: nothing was tested"
 
 
 @pytest.mark.slow
 def test_a_long_prompt_and_a_real_draft_model(smollm2):
-    """2,000 tokens of context, and the target itself as a ModelDrafter: everything is accepted."""
+    """1,000 tokens of context, and the target itself as a ModelDrafter: everything is accepted."""
     prompt = next(p for p in read_prompts(mixed_prompts()) if p.category == "long")
-    ids = torch.tensor([smollm2.prompt_ids(prompt.turns[0])])
+    ids = torch.tensor([smollm2.prompt_ids(prompt.turns[0])[-1000:]])
     want = smollm2.target.generate(ids, do_sample=False, max_new_tokens=24)
     got = treespec.generate(
         smollm2.target, smollm2.target, ids, policy="uniform:depth=3,width=2", do_sample=False, max_new_tokens=24

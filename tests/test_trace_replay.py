@@ -334,7 +334,7 @@ def test_texts_are_the_targets(tiny, traces):
 @pytest.mark.parametrize("sampling", ["greedy"])  # coupled held too, and is tested on tiny models
 def test_the_embedded_pair_replays_as_it_runs(tmp_path, sampling):
     """SmolLM2 and the shipped draft: the very steps, token for token and node for node."""
-    pair = load_pair("smollm2", "mix")
+    pair = load_pair("smollm2", "mix", fast="cpu")
     prompts = read_prompts(mixed_prompts())[::40]
     record(pair, prompts, tmp_path / "t.parquet", sampling=SAMPLINGS[sampling])
     trace = Trace.load(tmp_path / "t.parquet")
