@@ -151,16 +151,26 @@ def lab(server):
     server.tidy()
 
 
-@pytest.fixture
-def page(chromium):
-    """A browser page; on the way out everything is closed, whatever happened."""
+@pytest.fixture(scope="package")  # playwright's event loop must not be there for tests of other folders
+def browser(chromium):
+    """The browser; closed on the way out, whatever happened."""
     api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install -e '.[test]'")
     with api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM)
+        running = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM)
         try:
-            yield browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+            yield running
         finally:
-            browser.close()
+            running.close()
+
+
+@pytest.fixture
+def page(browser):
+    """A page that knows nothing of another test's."""
+    context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT})
+    try:
+        yield context.new_page()
+    finally:
+        context.close()
 
 
 def free_port():

@@ -6,7 +6,7 @@ from .conftest import PICTURES, errors, go_dark, open_notebook, photograph, run_
 
 pytestmark = pytest.mark.browser
 
-RUN_ALL_SECONDS = 400  # about 90 on two quiet cores; the browser itself takes its share
+RUN_ALL_SECONDS = 400  # about 60 on two quiet cores; the browser itself takes its share
 
 
 def test_run_all_cells_and_look(lab, page):
