@@ -45,7 +45,7 @@ RUNS = [
     ("linear:gamma=3", dict(SAMPLED, rule="block")),
     ("linear:gamma=3", dict(do_sample=False, repetition_penalty=1.3)),
 ]
-NEW = 14
+NEW = 10
 DRAFTS = {"draft": RUNS, "self": RUNS[::3], "ngram": RUNS[1::3], "head": RUNS[2::3]}  # the others share the runs
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from drafts import frontier
 
+from treespec.calibration import Calibration
 from treespec.cost import CostCurve
 from treespec.errors import PolicyError
 from treespec.policies import (
@@ -376,6 +377,34 @@ def test_throughput_knows_when_no_draft_can_pay():
     assert Throughput(Dear(), budget=9).levels == 0 and Throughput(Flat(), budget=9).levels == 8
     assert Throughput(Flat(), max_depth=3).levels == 3
     assert Throughput(Flat(), rate=100.0).levels == 0 and Throughput(Flat(), rate=0.5).levels == 8
+
+
+def test_throughput_looks_at_whole_chains_before_it_drafts():
+    class Cost:
+        overhead = 0.0
+
+        def __init__(self, *seconds):
+            self.seconds = seconds
+
+        def verify(self, n):
+            return self.seconds[min(n, len(self.seconds)) - 1]
+
+        def draft(self, w):
+            return 0.0
+
+    assert Throughput(Cost(1.0, 1.5, 2.0, 2.5)).levels == 8, "2 tokens for 1.5, where 1 costs 1"
+    assert Throughput(Cost(1.0, 1.5), max_depth=1).levels == 1, "one candidate is a chain too"
+    half = Calibration((1.0,), (0.5,))
+    assert Throughput(Cost(1.0, 2.1), half).levels == 0, "a chain that is right half of the time gives 2 tokens at most"
+    assert Throughput(Cost(1.0, 1.8), half).levels == 8
+    assert Throughput(Cost(1.0, 1.5), rate=0.5)._worth(torch.tensor(3.0), torch.tensor(2.0)) == 2.0
+
+
+def test_shapes_whatever_they_were_given_as():
+    assert Sequoia(5, 3, [0.5, 0.25]).acceptance == (0.5, 0.25) and hash(Sequoia(5, 3, [0.5, 0.25]))
+    assert Uniform(depth=12, width=2).levels == 12  # 8,190 nodes
+    with pytest.raises(PolicyError, match=r"grows 16,382 nodes; at most 8,192"):
+        Uniform(depth=13, width=2)
 
 
 def test_the_soft_width_of_an_entropy():

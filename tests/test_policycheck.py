@@ -21,7 +21,13 @@ WORDS = ["a dog ran", "the cat sat", "under a tree", "on the mat"]
 def trace(tmp_path_factory):
     path = tmp_path_factory.mktemp("trace") / "t.parquet"
     prompts = [Prompt(f"p{i}", "xy"[i % 2], [text]) for i, text in enumerate(WORDS)]
-    record(load_pair("toy", "model"), prompts, path, sampling=Sampling(max_new_tokens=64), caps=Caps(floor=1e-3, depth=8, width=12, nodes=128))
+    record(
+        load_pair("toy", "model"),
+        prompts,
+        path,
+        sampling=Sampling(max_new_tokens=64),
+        caps=Caps(floor=1e-3, depth=8, width=12, nodes=128),
+    )
     return Trace.load(path)
 
 

@@ -96,7 +96,13 @@ def few_rivals():
 def trace(tmp_path_factory):
     path = tmp_path_factory.mktemp("trace") / "t.parquet"
     prompts = [Prompt(name, HOSTILE[(i + 1) % 6], [text]) for i, (name, text) in enumerate(zip(HOSTILE, TEXTS))]
-    record(load_pair("toy", "model"), prompts, path, sampling=Sampling(max_new_tokens=64), caps=Caps(floor=1e-3, depth=8, width=12, nodes=128))
+    record(
+        load_pair("toy", "model"),
+        prompts,
+        path,
+        sampling=Sampling(max_new_tokens=64),
+        caps=Caps(floor=1e-3, depth=8, width=12, nodes=128),
+    )
     return Trace.load(path)
 
 

@@ -298,13 +298,26 @@ def test_an_adaptive_policy_learns_along_every_text_from_the_start(policy):
     assert frame.nodes.tolist() == [w[4] for w in want] and frame.accepted.tolist() == [w[3] for w in want]
     assert frame.widths.tolist() == ["/".join(map(str, w[5])) for w in want]
     firsts = [i for i, w in enumerate(want) if w[1] == 0]
-    assert len(result.policies) == len(want) and all(result.policies[i] is policy for i in firsts)
+    assert (
+        result.policy is policy
+        and len(result.policies) == len(want)
+        and all(result.policies[i] is policy for i in firsts)
+    )
     assert result.verify.tolist() == pytest.approx([CURVE.verify(w[4]) for w in want])
     with pytest.raises(TraceError) as error:
         replay(trace, policy)
     assert (
         str(error.value) == f"{policy.spec()} adapts to the seconds of its steps: give a cost model to replay it with"
     )
+
+
+@pytest.mark.parametrize("other", ["plain", "linear:gamma=2", "uniform:depth=3,width=5", "bestfirst:budget=3"])
+def test_a_replay_beside_another_is_the_same_replay(other):
+    """Only the positions that are looked at first are another's; those that it did not visit are grown afterwards."""
+    trace, policy = by_hand(range(4), EVERYTHING), BestFirst(5, 0.02, 3)
+    alone, beside = replay(trace, policy, CURVE), replay(trace, policy, CURVE, near=replay(trace, other))
+    assert beside.steps.equals(alone.steps) and beside.rows.tolist() == alone.rows.tolist()
+    assert beside.totals == alone.totals
 
 
 def test_a_replay_by_names_is_the_replay_of_what_they_name():

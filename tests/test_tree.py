@@ -1,5 +1,7 @@
 """TokenTree and TreeBatch: structure, masks, positions, display."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -137,6 +139,18 @@ def test_the_root_alone():
     tree = TokenTree.root_only(7)
     assert tree.token.tolist() == [7] and tree.parent.tolist() == [-1] and tree.candidates == 0
     assert tree.kept() == (tree, [0]) and tree.children() == [{}] and tree.path(0) == [0]
+    assert tree.logp.tolist() == tree.log_path.tolist() == [0.0]
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.double, torch.Tensor.half, lambda t: t.clone().requires_grad_()])
+def test_probabilities_of_any_kind_are_kept_in_single_precision(change):
+    tree = TokenTree.from_lists([5, 7], [-1, 0], [0.0, -0.5], [1.5, 0.25])
+    names = ("logp", "log_path", "entropy")
+    other = dataclasses.replace(tree, **{name: change(getattr(tree, name)) for name in names})
+    for name in names:
+        value = getattr(other, name)
+        assert value.dtype == torch.float32 and not value.requires_grad
+        assert value.tolist() == getattr(tree, name).tolist()
 
 
 @pytest.mark.parametrize("given", [dict(logp=[0]), dict(entropy=[0]), dict(rank=[0, 0, 0]), dict(reason=[0])])

@@ -38,7 +38,13 @@ FLAT = CostCurve((1.0, 7.0, 8.0, 64.0), (0.01, 0.0101, 0.04, 0.4), (1.0, 64.0), 
 def trace(tmp_path_factory):
     path = tmp_path_factory.mktemp("trace") / "t.parquet"
     prompts = [Prompt(f"p{i}", "xy"[i % 2], [text]) for i, text in enumerate(WORDS)]
-    record(load_pair("toy", "model"), prompts, path, sampling=Sampling(max_new_tokens=64), caps=Caps(floor=1e-3, depth=8, width=12, nodes=128))
+    record(
+        load_pair("toy", "model"),
+        prompts,
+        path,
+        sampling=Sampling(max_new_tokens=64),
+        caps=Caps(floor=1e-3, depth=8, width=12, nodes=128),
+    )
     return Trace.load(path)
 
 
