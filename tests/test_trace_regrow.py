@@ -354,6 +354,30 @@ def test_a_text_ends_where_it_ends():
     assert result.grown.accepted.tolist() == [3, 1] and result.tokens.tolist() == [4, 1]
 
 
+def test_what_was_shown_and_left_out_bounds_what_was_not_shown_only_where_children_come_by_probability():
+    """Of a rank beyond the recorder's width: below the recorder's mark if a shown child was left out, else what is left."""
+    tightened = 0
+    for seed in TEN:
+        for sample in ("greedy", "coupled"):
+            trace = by_hand((seed,), SOME, sample=sample)
+            index, rows = trace.index, torch.arange(len(trace))
+            growing = module._Growing(index, rows, BestFirst(6, 0.0, 3), 3)
+            own, beyond = index.root[rows], torch.full((len(trace),), SOME.width)
+            found = growing._bound(0, own, rows, beyond)
+            if sample == "coupled":
+                assert found.tolist() == index.rest[own].clamp(max=0.0).tolist()
+                continue
+            mark = growing.mark[SOME.widths.index(SOME.width)]
+            for i, node in enumerate(own.tolist()):
+                last = float(index.logp[index.first[node] + index.count[node] - 1]) if index.count[node] else 0.0
+                want = min(float(index.rest[node]), last)
+                at = float(mark[i, 1])
+                if int(index.count[node]) < SOME.width and at - module.GAP * max(abs(at), 1.0) < want:
+                    want, tightened = at - module.GAP * max(abs(at), 1.0), tightened + 1
+                assert float(found[i]) == pytest.approx(want, abs=1e-6)
+    assert tightened > 0, "the rule was never the tightest"
+
+
 def test_bounds_of_what_was_not_recorded_are_bounds():
     """What a phantom is shown with is never less than what the true child has."""
     assert math.isclose(module.GAP, 2e-6)
