@@ -1,4 +1,4 @@
-"""Random drafts whose every distribution is known, trees grown from them, and frontiers by hand."""
+"""Random drafts whose every distribution is known, trees grown from them, frontiers by hand, and traces to test on."""
 
 import dataclasses
 import functools
@@ -8,9 +8,10 @@ import numpy as np
 import torch
 
 from treespec.drafters.growth import grow
+from treespec.pairs import load_pair
 from treespec.policies import Frontier
 from treespec.proposals import propose
-from treespec.trace import PromptInfo, Trace
+from treespec.trace import Caps, PromptInfo, Sampling, Trace, record
 from treespec.trace.record import _rows
 from treespec.trace.supertree import Supertree
 
@@ -182,3 +183,10 @@ def by_hand(seeds, caps, length=6, vocabulary=4, sample="greedy", complete=False
     }
     prompt = np.repeat(np.arange(len(seeds), dtype=np.int32), length - 1)
     return Trace(about, prompts, nodes, np.flatnonzero(nodes["node"] == 0), prompt, np.array(left, np.int32))
+
+
+def of_the_toy(path, prompts):
+    """A recording of the toy pair, written to ``path``, that is wide enough to search in."""
+    caps = Caps(floor=1e-3, depth=8, width=12, nodes=128)
+    record(load_pair("toy", "model"), prompts, path, sampling=Sampling(max_new_tokens=64), caps=caps)
+    return Trace.load(path)

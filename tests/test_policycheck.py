@@ -4,13 +4,12 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from drafts import of_the_toy
 
-from treespec.pairs import load_pair
 from treespec.policies import BestFirst, DynamicTreePruner, Linear, Policy, Threshold, Uniform
 from treespec.policies.base import Decision, present_children, reasons
 from treespec.policycheck import check_policy
 from treespec.prompts import Prompt
-from treespec.trace import Caps, Sampling, Trace, record
 
 pytestmark = pytest.mark.thorough
 
@@ -21,14 +20,7 @@ WORDS = ["a dog ran", "the cat sat", "under a tree", "on the mat"]
 def trace(tmp_path_factory):
     path = tmp_path_factory.mktemp("trace") / "t.parquet"
     prompts = [Prompt(f"p{i}", "xy"[i % 2], [text]) for i, text in enumerate(WORDS)]
-    record(
-        load_pair("toy", "model"),
-        prompts,
-        path,
-        sampling=Sampling(max_new_tokens=64),
-        caps=Caps(floor=1e-3, depth=8, width=12, nodes=128),
-    )
-    return Trace.load(path)
+    return of_the_toy(path, prompts)
 
 
 def failed(report):

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from drafts import of_the_toy
 from test_cli import run
 
 from treespec.cost import CostCurve, load_cost
 from treespec.errors import InputError
 from treespec.page import Table
-from treespec.pairs import load_pair
 from treespec.policies import parse_policy
 from treespec.prompts import Prompt
 from treespec.provenance import not_measured, record_command, recorded
@@ -24,7 +24,7 @@ from treespec.report import report, verdict
 from treespec.report_figures import chosen_steps, shown_policy
 from treespec.scoring import priced
 from treespec.table import article_table, cells
-from treespec.trace import Caps, Sampling, Trace, record, replay
+from treespec.trace import Trace, replay
 from treespec.tune import tune
 
 pytestmark = pytest.mark.thorough
@@ -96,14 +96,7 @@ def few_rivals():
 def trace(tmp_path_factory):
     path = tmp_path_factory.mktemp("trace") / "t.parquet"
     prompts = [Prompt(name, HOSTILE[(i + 1) % 6], [text]) for i, (name, text) in enumerate(zip(HOSTILE, TEXTS))]
-    record(
-        load_pair("toy", "model"),
-        prompts,
-        path,
-        sampling=Sampling(max_new_tokens=64),
-        caps=Caps(floor=1e-3, depth=8, width=12, nodes=128),
-    )
-    return Trace.load(path)
+    return of_the_toy(path, prompts)
 
 
 @pytest.fixture(scope="module")

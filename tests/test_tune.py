@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from drafts import of_the_toy
 from test_cli import run
 
 from treespec.cost import CostCurve
@@ -16,7 +17,7 @@ from treespec.policies.space import Choice, Real, Whole
 from treespec.prompts import Prompt
 from treespec.scoring import priced, score, some_prompts
 from treespec.search import halves, setting
-from treespec.trace import Caps, Sampling, Trace, record
+from treespec.trace import Caps, Trace, record
 from treespec.tune import pareto, tune
 
 pytestmark = pytest.mark.thorough
@@ -38,14 +39,7 @@ FLAT = CostCurve((1.0, 7.0, 8.0, 64.0), (0.01, 0.0101, 0.04, 0.4), (1.0, 64.0), 
 def trace(tmp_path_factory):
     path = tmp_path_factory.mktemp("trace") / "t.parquet"
     prompts = [Prompt(f"p{i}", "xy"[i % 2], [text]) for i, text in enumerate(WORDS)]
-    record(
-        load_pair("toy", "model"),
-        prompts,
-        path,
-        sampling=Sampling(max_new_tokens=64),
-        caps=Caps(floor=1e-3, depth=8, width=12, nodes=128),
-    )
-    return Trace.load(path)
+    return of_the_toy(path, prompts)
 
 
 @pytest.mark.parametrize("name", POLICIES)
