@@ -67,7 +67,8 @@ class Lab:
         notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
         nbformat.write(notebook, self.notebooks / name)
         session = {"path": f"notebooks/{name}", "name": name, "type": "notebook"}
-        kernel = {"id": self.kernel} if self.kernel else {"name": "python3"}
+        alive = self.kernel in [each["id"] for each in self.ask("api/kernels")]
+        kernel = {"id": self.kernel} if alive else {"name": "python3"}
         self.kernel = self.ask("api/sessions", "POST", session | {"kernel": kernel})["kernel"]["id"]
         return self.url(name)
 
