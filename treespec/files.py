@@ -43,6 +43,10 @@ def replaceable(path: Path) -> None:
         InputError: if something else is there, or no file can be.
     """
     try:
+        str(path).encode()
+    except UnicodeEncodeError:  # the system would take such bytes; what is written within, and by Parquet, would not
+        raise InputError(f"cannot write {path}: its name is no valid text (UTF-8); give another") from None
+    try:
         found = os.lstat(path).st_mode
     except FileNotFoundError:
         return
