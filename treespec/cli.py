@@ -128,7 +128,7 @@ def compare(
     rules: Annotated[
         str, typer.Option(help="Comma-separated: match coupled rrs hybrid block traversal, each with every policy.")
     ] = "coupled",
-    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of everything.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="Repetitions of everything.")] = 1,
     limit: Annotated[int, typer.Option(min=0, help="Only that many prompts, spread over the file; 0 is all.")] = 0,
     target: Target = "smollm2",
     draft: Draft = "auto",

@@ -44,7 +44,7 @@ def measure(
     ] = "1,2,4,8,16,24,32,48,64,96,128",
     contexts: Annotated[str, typer.Option(help="Cached tokens before the tree, comma-separated.")] = "128,512",
     widths: Annotated[str, typer.Option(help="Nodes of a draft forward, comma-separated.")] = "1,2,4,8,16",
-    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of everything, after a warm-up.")] = 7,
+    rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="Repetitions of everything, after a warm-up.")] = 7,
     seed: Seed = 0,
     force: Force = False,
     as_json: Json = False,

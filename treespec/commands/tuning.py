@@ -43,7 +43,7 @@ def tune(
         Path | None, typer.Option(help="What the trace was recorded from. Default: the repo's own.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Held-out prompts of --confirm.")] = 12,
-    rounds: Annotated[int, typer.Option(min=1, help="Repetitions of --confirm.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, max=1_000_000, help="Repetitions of --confirm.")] = 1,
     target: Target = "smollm2",
     draft: Draft = "auto",
     dtype: Dtype = "float32",
