@@ -51,7 +51,8 @@ compiler:
 	  && apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq gcc libc6-dev >/dev/null; } \
 	  || echo "no C compiler: the CPU kernel's tests will be skipped"
 
-# Tests share the cores, one thread each, and those of a file share a process and what it set up; browsers, whose response is timed, come after them and have the machine alone.
+# Tests share the cores, one thread each, and those of a file share a process and what it set up; browsers, whose
+# response is timed, come after them and have the machine alone.
 # (Two at a time they took 9:12 instead of 8:44 minutes, and some opened after 73 of the 90 seconds that they wait.)
 WORKERS ?= 2
 SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
